@@ -1,0 +1,193 @@
+"""The only file that names a backend.
+
+Keras' ops are the same everywhere; here is what they do not cover: the fused attention kernel,
+gradients of a function, recomputation of activations, writing a cache in place, and whether a
+tensor holds numbers already or is still a symbol of a traced function.
+"""
+
+import contextlib
+
+import keras
+import numpy as np
+from keras import ops
+
+BACKEND = keras.backend.backend()
+
+if BACKEND == "torch":
+    import torch
+elif BACKEND == "jax":
+    import jax
+elif BACKEND == "tensorflow":
+    import tensorflow as tf
+
+
+def is_concrete(x) -> bool:
+    """True if x holds numbers now: not a Keras symbol, not a tracer, not a graph tensor."""
+    if isinstance(x, (np.ndarray, np.generic, list, tuple)):
+        return True
+    if isinstance(x, keras.KerasTensor) or not keras.ops.is_tensor(x):
+        return False
+    if BACKEND == "jax":
+        return not isinstance(x, jax.core.Tracer)
+    if BACKEND == "tensorflow":
+        return isinstance(x, tf.__internal__.EagerTensor)
+    return x.device.type != "meta" and not torch.compiler.is_compiling()
+
+
+def fused_attention(query, key, value, visible, bias, scale):
+    """softmax(Q·Kᵀ·scale + bias)·V by the backend's own kernel, or None where it has none here.
+
+    Args:
+        query: (B, T, N, H).
+        key, value: (B, S, K, H); N is a multiple of K.
+        visible: boolean, broadcastable to (B, N, T, S). It reaches the kernel as booleans: as
+            large negative numbers they make wrong gradients in rows that see nothing.
+        bias: None, or broadcastable to (B, N, T, S).
+    Returns:
+        (B, T, N, H), zero in rows that see nothing, or None.
+    """
+    if BACKEND == "torch":
+        return _torch_attention(query, key, value, visible, bias, scale)
+    if BACKEND == "jax" and jax.default_backend() != "cpu":
+        return _jax_attention(query, key, value, visible, bias, scale)
+    return None  # TensorFlow, and JAX on the CPU, have no kernel that beats the plain products
+
+
+def _torch_attention(query, key, value, visible, bias, scale):
+    query, key, value = (x.transpose(1, 2) for x in (query, key, value))
+    mask = visible
+    if bias is not None:
+        bias = bias.to(query.dtype)
+        mask = bias if visible is None else torch.where(visible, bias, float("-inf"))
+    grouped = query.shape[1] != key.shape[1]
+    attend = torch.nn.functional.scaled_dot_product_attention
+    out = attend(query, key, value, attn_mask=mask, scale=scale, enable_gqa=grouped)
+    return out.transpose(1, 2)
+
+
+def _jax_attention(query, key, value, visible, bias, scale):
+    bias = None if bias is None else bias.astype(query.dtype)
+    out = jax.nn.dot_product_attention(query, key, value, bias, visible, scale=scale)
+    if visible is None:
+        return out
+    sees = ops.transpose(ops.any(visible, axis=-1, keepdims=True), (0, 2, 1, 3))
+    return ops.where(sees, out, ops.zeros_like(out))
+
+
+def write(cache, new, start):
+    """`cache` (B, S, ...) with `new` (B, T, ...) at slots start, start + 1, ...
+
+    On torch outside of training the cache itself is changed: copying it for every token would
+    cost more than the token.
+    """
+    new = ops.cast(new, cache.dtype)
+    if BACKEND == "torch":
+        if torch.is_grad_enabled():
+            cache = cache.clone()
+        slots = torch.arange(new.shape[1], device=cache.device) + start
+        return cache.index_copy_(1, slots, new)
+    zero = ops.zeros_like(start)
+    return ops.slice_update(cache, (zero, start) + (zero,) * (len(cache.shape) - 2), new)
+
+
+def with_dense_gradient(table):
+    """The same tensor, whose gradient is a tensor even if only some of its rows were read.
+
+    On TensorFlow the gradient of a look-up is a list of rows, in which an id that occurs twice
+    stands twice; Keras' optimizers of the Adam family then square each occurrence by itself and
+    move differently from the other backends.
+    """
+    if BACKEND != "tensorflow":
+        return table
+
+    @tf.custom_gradient
+    def same(x):
+        return tf.identity(x), tf.convert_to_tensor
+
+    return same(table)
+
+
+def recomputed(function, *tensors):
+    """function(*tensors), whose inner values are not kept but computed again for the gradient.
+
+    `function` must be pure: tensors in, a tuple of tensors out. Randomness comes in as seeds.
+    """
+    if BACKEND == "jax":
+        return jax.checkpoint(function)(*tensors)
+    if BACKEND == "tensorflow":
+        return tf.recompute_grad(function)(*tensors)
+    if BACKEND == "torch":
+        return torch.utils.checkpoint.checkpoint(function, *tensors, use_reentrant=False)
+    return function(*tensors)
+
+
+def gradients(function, layer, *inputs):
+    """The value of function(layer, *inputs) and its gradients by the layer's trainable
+    variables and by every floating-point input, as NumPy arrays: (value, [...], [...])."""
+    variables = layer.trainable_variables
+    inputs = [ops.convert_to_tensor(x) for x in inputs]
+    floats = [i for i, x in enumerate(inputs) if keras.backend.is_float_dtype(x.dtype)]
+    if BACKEND == "jax":
+        value, found = _jax_gradients(function, layer, inputs, floats)
+    elif BACKEND == "tensorflow":
+        with tf.GradientTape() as tape:
+            tape.watch([inputs[i] for i in floats])
+            value = function(layer, *inputs)
+        sources = [v.value for v in variables], [inputs[i] for i in floats]
+        found = tape.gradient(value, sources, unconnected_gradients="zero")
+        found = tf.nest.map_structure(tf.convert_to_tensor, found)
+    else:
+        inputs = [x.detach().requires_grad_(i in floats) for i, x in enumerate(inputs)]
+        sources = [v.value for v in variables] + [inputs[i] for i in floats]
+        with torch.enable_grad():
+            value = function(layer, *inputs)
+            flat = torch.autograd.grad(value, sources, allow_unused=True)
+        flat = [torch.zeros_like(s) if g is None else g for s, g in zip(sources, flat, strict=True)]
+        found = flat[: len(variables)], flat[len(variables) :]
+    by_variable, by_input = ([to_numpy(g) for g in group] for group in found)
+    return float(to_numpy(value)), by_variable, by_input
+
+
+def _jax_gradients(function, layer, inputs, floats):
+    def pure(weights, floating):
+        full = list(inputs)
+        for i, x in zip(floats, floating, strict=True):
+            full[i] = x
+        mapping = list(zip(layer.trainable_variables, weights, strict=True))
+        mapping += [(v, v.value) for v in layer.non_trainable_variables]
+        with keras.StatelessScope(state_mapping=mapping):
+            return function(layer, *full)
+
+    weights = [v.value for v in layer.trainable_variables]
+    both = jax.jit(jax.value_and_grad(pure, argnums=(0, 1)))
+    return both(weights, [inputs[i] for i in floats])
+
+
+def to_numpy(x) -> np.ndarray:
+    """A tensor as a NumPy array; bfloat16, which NumPy does not know, as float32."""
+    if keras.ops.is_tensor(x) and keras.backend.standardize_dtype(x.dtype) == "bfloat16":
+        x = ops.cast(x, "float32")
+    if BACKEND == "torch" and torch.is_tensor(x):
+        return x.detach().cpu().numpy()  # np.array(tensor), as Keras does it, warns
+    return ops.convert_to_numpy(x)
+
+
+def no_gradient():
+    """A context in which torch keeps nothing for a backward pass; the others never do outside."""
+    return torch.no_grad() if BACKEND == "torch" else contextlib.nullcontext()
+
+
+def map_dataset(dataset, function):
+    """A tf.data.Dataset that passes every batch through a NumPy function, on the host."""
+    import tensorflow as tf  # noqa: F811  (the data set proves that TensorFlow is loaded)
+
+    flat_spec = tf.nest.flatten(dataset.element_spec)
+
+    def on_host(*batch):
+        flat = tf.nest.flatten(batch if len(batch) > 1 else batch[0])
+        out = tf.numpy_function(lambda *x: function(x), flat, [s.dtype for s in flat_spec])
+        for tensor, spec in zip(out, flat_spec, strict=True):
+            tensor.set_shape(spec.shape)
+        return tf.nest.pack_sequence_as(dataset.element_spec, out)
+
+    return dataset.map(on_host)

@@ -1,0 +1,52 @@
+"""Attention maps: who looked at whom. Letters: B batch, N heads, T queries, S keys."""
+
+import keras
+import numpy as np
+
+from kformer import backend
+from kformer.layers.attention import capture
+
+
+def attention_maps(model, inputs) -> dict:
+    """The weights of every self- and cross-attention of a model, by the path of its layer.
+
+    Args:
+        model: a kformer model, or any Keras model with `MultiHeadAttention` layers of kformer.
+        inputs: a batch, as the model takes it.
+    Returns:
+        {"decoder/block_0/self_attention": array (B, N, T, S), ...} in the order of the layers.
+    """
+    if not isinstance(model, keras.layers.Layer):
+        raise ValueError(f"model must be a Keras model or layer, got {type(model).__name__}")
+    with capture() as maps, backend.no_gradient():
+        model(inputs, training=False)
+    return maps
+
+
+def draw(weights, path, labels=None, title=None):
+    """A picture (PNG) of one map's first row: a panel per head. Needs matplotlib.
+
+    Args:
+        weights: (B, N, T, S), one value of `attention_maps`.
+        path: where the picture goes.
+        labels: T or S names of the tokens for the axes.
+        title: text above the picture.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    heads = np.asarray(weights)[0]
+    figure, axes = plt.subplots(1, len(heads), figsize=(4 * len(heads), 4), squeeze=False)
+    for number, (axis, head) in enumerate(zip(axes[0], heads, strict=True)):
+        axis.imshow(head, vmin=0.0, vmax=max(float(head.max()), 1e-6), cmap="viridis")
+        axis.set(title=f"head {number}", xlabel="key", ylabel="query")
+        if labels is not None and len(labels) == head.shape[1]:
+            axis.set_xticks(range(len(labels)), labels, rotation=90)
+        if labels is not None and len(labels) == head.shape[0]:
+            axis.set_yticks(range(len(labels)), labels)
+    figure.suptitle(title)
+    figure.tight_layout()
+    figure.savefig(path, dpi=100)
+    plt.close(figure)

@@ -1,0 +1,83 @@
+"""What stands on a stack: pooling and the vocabulary's bias. Letters: B batch, T tokens, D width."""
+
+from keras import layers, ops
+
+from kformer.config import register
+from kformer.layers.attention import attention_weights, without_padding
+
+POOLINGS = ("mean", "first", "last", "attention")
+
+
+@register
+class Pooling(layers.Layer):
+    """One vector for a row, from its real tokens only; zeros for a row that has none.
+
+        mean: their average      first, last: one of them      attention: Σ softmax(x·q/√D) · x
+
+    Args:
+        mode: "mean", "first", "last" or "attention", with a learned query q.
+    Call: x (B, T, D), real (B, T) → (B, D).
+    """
+
+    def __init__(self, mode="mean", **kwargs):
+        super().__init__(**kwargs)
+        if mode not in POOLINGS:
+            raise ValueError(f"pooling must be one of {', '.join(POOLINGS)}, got {mode!r}")
+        self.mode = mode
+        self.supports_masking = True
+
+    def compute_mask(self, x, previous_mask=None):
+        return None  # one vector per row: nothing is left to mask
+
+    def compute_output_shape(self, x_shape, real_shape=None):
+        return (x_shape[0], x_shape[-1])
+
+    def build(self, x_shape, real_shape=None):
+        self.query = None
+        if self.mode == "attention":
+            self.query = self.add_weight((x_shape[-1],), "random_normal", name="query")
+
+    def call(self, x, real):
+        if self.mode in ("mean", "attention"):
+            weights = ops.cast(self.weights_of_tokens(x, real), x.dtype)
+            return ops.matmul(weights[:, None, :], without_padding(x, real))[:, 0]
+        index = ops.argmax(ops.cast(real, "int32"), axis=1)
+        if self.mode == "last":
+            backwards = ops.flip(ops.cast(real, "int32"), axis=1)
+            index = ops.shape(real)[1] - 1 - ops.argmax(backwards, axis=1)
+        chosen = ops.take_along_axis(without_padding(x, real), index[:, None, None], axis=1)
+        return chosen[:, 0]
+
+    def weights_of_tokens(self, x, real):
+        """(B, T) in float32, adding up to 1 over the real tokens."""
+        if self.mode == "mean":
+            counted = ops.cast(real, "float32")
+            return counted / ops.maximum(ops.sum(counted, axis=1, keepdims=True), 1.0)
+        query = ops.broadcast_to(self.query, (ops.shape(x)[0], 1, 1, x.shape[-1]))
+        seen = real[:, None, None, :]
+        scale = x.shape[-1] ** -0.5
+        return attention_weights(query, x[:, :, None, :], seen, scale=scale)[:, 0, 0]
+
+
+@register
+class Bias(layers.Layer):
+    """Adds one learned number per entry of the last axis.
+
+    Args:
+        units: V, size of that axis.
+    Call: (..., V) → (..., V).
+    """
+
+    def __init__(self, units, **kwargs):
+        super().__init__(**kwargs)
+        self.units = units
+        self.supports_masking = True
+
+    def compute_output_shape(self, x_shape):
+        return x_shape
+
+    def build(self, x_shape):
+        self.bias = self.add_weight((self.units,), "zeros", name="bias")
+
+    def call(self, x):
+        return x + self.bias

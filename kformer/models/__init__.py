@@ -1,0 +1,16 @@
+"""The models: configurations of the parts. Each is built when its constructor returns."""
+
+from kformer.models.seq2seq import Seq2Seq
+from kformer.models.stack import Decoder, Encoder
+from kformer.models.tasks import CausalLM, MaskedLM, Seq2SeqLM, TextClassifier, TokenClassifier
+
+__all__ = [
+    "CausalLM",
+    "Decoder",
+    "Encoder",
+    "MaskedLM",
+    "Seq2Seq",
+    "Seq2SeqLM",
+    "TextClassifier",
+    "TokenClassifier",
+]

@@ -1,0 +1,216 @@
+"""What all models share: built by their constructor, checked inputs, a compile() that is ready."""
+
+import keras
+import numpy as np
+from keras import ops
+
+from kformer.config import Configured
+from kformer.layers.experts import MixtureOfExperts
+from kformer.models import feeding
+from kformer.models.inputs import check_labels
+from kformer.training.losses import TokenCrossentropy, counted
+
+
+class Transformer(Configured, keras.Model):
+    """Base of the models. A subclass makes its layers and calls `self.build()` last, so that
+    `load_weights` always has something to load into."""
+
+    def __init__(self, config, tokenizer=None, remat=None, **kwargs):
+        super().__init__(**kwargs)
+        if remat not in (None, "block"):
+            raise ValueError(f"remat must be None or 'block', got {remat!r}")
+        self.remember(config, remat=remat)
+        self.config = with_special_ids(self.config, tokenizer)
+        self.tokenizer, self.remat, self.accumulate = tokenizer, remat, 1
+        self.expert_metrics = []
+        if self.config.num_experts:
+            names = "experts_dropped", "experts_busiest"
+            self.expert_metrics = [keras.metrics.Mean(name=name) for name in names]
+
+    # Building and calling
+
+    def build(self, input_shape=None):
+        """Makes every weight. All widths are known, so no input is needed, symbolic or real."""
+        for part in self.parts():
+            if not part.built:
+                part.build((None, None, self.config.hidden_dim))
+
+    def parts(self):
+        """The layers that have weights, in the order of the data."""
+        return [part for part in self._layers if not isinstance(part, keras.Model)]
+
+    def __call__(self, inputs, *args, **kwargs):
+        if isinstance(inputs, (list, tuple)):
+            inputs = np.asarray(inputs)
+        self.check_inputs(inputs)
+        return super().__call__(inputs, *args, **kwargs)
+
+    def count_params(self):
+        """Numbers that are learned; what experts note about their load is not among them."""
+        notes = [part.statistics for part in self.experts()]
+        return super().count_params() - sum(int(np.prod(note.shape)) for note in notes)
+
+    def experts(self):
+        return [part for part in self._flatten_layers() if isinstance(part, MixtureOfExperts)]
+
+    # Training
+
+    def default_loss(self):
+        name = type(self).__name__
+        raise ValueError(f"{name} has no head: compile() needs a loss, got loss=None")
+
+    def default_metrics(self):
+        return None
+
+    def compile(self, optimizer=None, loss=None, metrics=None, accumulate=1, **kwargs):
+        """Keras' compile, with defaults for everything: AdamW, the loss and metrics of the model.
+
+        Args:
+            accumulate: n batches per update of the weights. Keras' own argument averages the n
+                means, which is wrong where batches hold different numbers of real tokens; here
+                the update is exactly the one of the n batches in one. It needs a
+                `TokenCrossentropy`, and arrays, a PyDataset or a generator in `fit`.
+        """
+        optimizer = default_optimizer() if optimizer is None else keras.optimizers.get(optimizer)
+        loss = self.default_loss() if loss is None else loss
+        metrics = self.default_metrics() if metrics is None else metrics
+        if accumulate != 1:
+            optimizer = accumulating(optimizer, accumulate, loss)
+        self.accumulate = accumulate
+        super().compile(optimizer=optimizer, loss=loss, metrics=metrics, **kwargs)
+
+    def get_compile_config(self):
+        config = public_names(super().get_compile_config())
+        return {**config, "accumulate": self.accumulate} if config else config
+
+    def compile_from_config(self, config):
+        config = keras.saving.deserialize_keras_object(config)
+        self.compile(**config)
+        self.optimizer.build(self.trainable_variables)
+
+    def label_weights(self, x, y, sample_weight):
+        """The weights of the labels y, where the inputs x have a say; see `TokenClassifier`."""
+        return sample_weight
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        weights = self.label_weights(x, y, sample_weight)
+        loss = super().compute_loss(x, y, y_pred, weights, training=training)
+        if training and self.accumulate > 1:
+            loss = loss * ops.sum(counted(ops.cast(y, "int32"), self.loss.ignore_id, weights))
+        if training and self.expert_metrics:
+            notes = ops.mean(ops.stack([part.statistics.value for part in self.experts()]), axis=0)
+            for metric, note in zip(self.expert_metrics, (notes[0], notes[1]), strict=True):
+                metric.update_state(note)
+        return loss
+
+    def compute_metrics(self, x, y, y_pred, sample_weight=None):
+        weights = self.label_weights(x, y, sample_weight)
+        return super().compute_metrics(x, y, y_pred, weights)
+
+    # Every way in for data leads through a check on the host.
+
+    def check_batch(self, x, y=None):
+        self.check_inputs(x)
+        if y is not None and isinstance(getattr(self, "loss", None), TokenCrossentropy):
+            check_labels(y, self.num_labels)
+
+    def weigh(self, x, y, sample_weight):
+        """The weight of every label in the loss."""
+        labels = ops.cast(y, "int32")
+        return counted(labels, self.loss.ignore_id, self.label_weights(x, y, sample_weight))
+
+    def fit(self, x=None, y=None, batch_size=None, validation_data=None, shuffle=True, **kwargs):
+        if validation_data is not None:
+            validation_data = self._checked_validation(validation_data)
+        if feeding.is_arrays(x):
+            self.check_batch(x, y)
+            if self.accumulate > 1:
+                weight = kwargs.pop("sample_weight", None)
+                x = feeding.ArrayBatches(x, y, weight, batch_size, shuffle)
+                y = batch_size = None
+        if not feeding.is_arrays(x):
+            x = feeding.feed(x, self.check_batch, self.accumulate, self.weigh)
+        shuffle = shuffle and self.accumulate == 1  # groups stay together
+        return super().fit(
+            x, y, batch_size, validation_data=validation_data, shuffle=shuffle, **kwargs
+        )
+
+    def _checked_validation(self, data):
+        if isinstance(data, (tuple, list)):
+            self.check_batch(*data[:2])
+            return data
+        return feeding.feed(data, self.check_batch)
+
+    def evaluate(self, x=None, y=None, **kwargs):
+        return super().evaluate(self._checked(x, y), y, **kwargs)
+
+    def predict(self, x, **kwargs):
+        return super().predict(self._checked(x), **kwargs)
+
+    def _checked(self, x, y=None):
+        if isinstance(x, feeding.CheckedDataset):
+            return x
+        if feeding.is_arrays(x):
+            self.check_batch(x, y)
+            return x
+        return feeding.feed(x, self.check_batch)
+
+    def train_on_batch(self, x, y=None, **kwargs):
+        self.check_batch(x, y)
+        return super().train_on_batch(x, y, **kwargs)
+
+    def test_on_batch(self, x, y=None, **kwargs):
+        self.check_batch(x, y)
+        return super().test_on_batch(x, y, **kwargs)
+
+    def predict_on_batch(self, x):
+        self.check_batch(x)
+        return super().predict_on_batch(x)
+
+
+def with_special_ids(config, tokenizer):
+    """The config with ids that it leaves open taken from the tokenizer; they must agree."""
+    if tokenizer is None:
+        return config
+    changes = {}
+    for name in ("pad_id", "bos_id", "eos_id", "vocabulary_size"):
+        mine, theirs = getattr(config, name), getattr(tokenizer, name, None)
+        if mine is None and name != "pad_id":
+            changes[name] = theirs
+        elif theirs is not None and mine != theirs:
+            raise ValueError(f"{name} must be the tokenizer's, {theirs}, got config.{name}={mine}")
+    return config.replace(**changes)
+
+
+def default_optimizer():
+    return keras.optimizers.AdamW(5e-4, weight_decay=0.01, clipnorm=1.0)
+
+
+def accumulating(optimizer, steps, loss):
+    """The optimizer, told to average the gradients of `steps` batches before it moves."""
+    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+        raise ValueError(f"accumulate must be a whole number of at least 1, got {steps!r}")
+    if not isinstance(loss, TokenCrossentropy):
+        kind = loss if isinstance(loss, str) else type(loss).__name__
+        raise ValueError(f"accumulate needs a kformer TokenCrossentropy as loss, got {kind}")
+    config = optimizer.get_config()
+    if config["gradient_accumulation_steps"] not in (None, steps):
+        rule = "gradient_accumulation_steps of the optimizer must be left out beside accumulate"
+        raise ValueError(f"{rule}, got {config['gradient_accumulation_steps']}")
+    return type(optimizer).from_config({**config, "gradient_accumulation_steps": steps})
+
+
+def public_names(config):
+    """A serialized config whose optimizers have their public module name.
+
+    On torch Keras writes the name of a class that exists for torch alone, with which training
+    could not go on elsewhere.
+    """
+    if isinstance(config, dict):
+        config = {key: public_names(value) for key, value in config.items()}
+        if str(config.get("module")).startswith("keras.src.backend.torch.optimizers"):
+            config["module"] = "keras.optimizers"
+        return config
+    if isinstance(config, (list, tuple)):
+        return [public_names(value) for value in config]
+    return config

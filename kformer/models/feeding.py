@@ -1,0 +1,155 @@
+"""Data on its way into `fit`, `evaluate` and `predict`: every batch is checked on the host.
+
+Where a model accumulates gradients, batches also get the weights that make n small updates equal
+to one large one.
+"""
+
+import inspect
+
+import keras
+import numpy as np
+from keras import tree
+
+from kformer import backend
+
+
+def feed(data, check, accumulate=1, weigh=None):
+    """`data` in the same kind, whose batches go through `check(x, y)` before anything else.
+
+    accumulate, weigh: groups of so many batches get weights, see `share`; weigh(x, y, weight)
+    gives the weight of every label.
+    """
+    if isinstance(data, keras.utils.PyDataset):
+        return CheckedDataset(data, check, accumulate, weigh)
+    if inspect.isgenerator(data):
+        return _checked(_accumulated(data, accumulate, weigh), check)
+    if accumulate > 1:
+        kind = type(data).__name__
+        raise ValueError(f"accumulate needs arrays, a PyDataset or a generator, got {kind}")
+    if hasattr(data, "element_spec"):  # tf.data.Dataset
+        return _checked_tf(data, check)
+    if hasattr(data, "collate_fn"):  # torch DataLoader
+        return _checked_loader(data, check)
+    if callable(getattr(data, "map", None)):  # Grain
+        return data.map(lambda batch: _passed(batch, check))
+    return data
+
+
+def is_arrays(data):
+    """Arrays, tensors, lists of numbers, or a dict of them: not something that yields batches."""
+    leaves = tree.flatten(data) if isinstance(data, (dict, list, tuple)) else [data]
+    return all(hasattr(x, "shape") or isinstance(x, (int, float, type(None))) for x in leaves)
+
+
+def _passed(batch, check):
+    x, y, _ = keras.utils.unpack_x_y_sample_weight(batch)
+    check(x, y)
+    return batch
+
+
+def _checked(batches, check):
+    for batch in batches:
+        yield _passed(batch, check)
+
+
+def _checked_tf(dataset, check):
+    def on_host(flat):
+        batch = keras.tree.pack_sequence_as(dataset.element_spec, list(flat))
+        _passed(batch, check)
+        return flat
+
+    return backend.map_dataset(dataset, on_host)
+
+
+def _checked_loader(loader, check):
+    import copy
+
+    loader, collate = copy.copy(loader), loader.collate_fn
+    loader.collate_fn = lambda samples: _passed(collate(samples), check)
+    return loader
+
+
+class CheckedDataset(keras.utils.PyDataset):
+    """Another PyDataset with checked batches, in groups of n if gradients are accumulated."""
+
+    def __init__(self, inner, check, accumulate=1, weigh=None):
+        super().__init__(inner.workers, inner.use_multiprocessing, inner.max_queue_size)
+        self.inner, self.check = inner, check
+        self.accumulate, self.weigh = accumulate, weigh
+
+    @property
+    def num_batches(self):
+        number = self.inner.num_batches
+        return None if number is None else -(-number // self.accumulate) * self.accumulate
+
+    def __getitem__(self, index):
+        if self.accumulate == 1:
+            return _passed(self.inner[index], self.check)
+        first = index - index % self.accumulate
+        numbers = range(first, min(first + self.accumulate, self.inner.num_batches))
+        group = [self.inner[i] for i in numbers]
+        batch = share(group, self.accumulate, self.weigh)[index - first]
+        return _passed(batch, self.check)
+
+    def on_epoch_begin(self):
+        self.inner.on_epoch_begin()
+
+    def on_epoch_end(self):
+        self.inner.on_epoch_end()
+
+
+class ArrayBatches(keras.utils.PyDataset):
+    """Arrays as shuffled batches, for the cases in which Keras must not do the batching."""
+
+    def __init__(self, x, y, sample_weight, batch_size, shuffle, seed=0):
+        super().__init__()
+        self.arrays = (x, y) if sample_weight is None else (x, y, sample_weight)
+        self.size, self.batch_size = len(tree.flatten(x)[0]), batch_size or 32
+        self.random = np.random.default_rng(seed) if shuffle else None
+        self.order = np.arange(self.size)
+        self.on_epoch_end()
+
+    @property
+    def num_batches(self):
+        return -(-self.size // self.batch_size)
+
+    def __getitem__(self, index):
+        rows = self.order[index * self.batch_size : (index + 1) * self.batch_size]
+        return tree.map_structure(lambda a: np.asarray(a)[rows], self.arrays)
+
+    def on_epoch_end(self):
+        if self.random is not None:
+            self.random.shuffle(self.order)
+
+
+def _accumulated(batches, number, weigh):
+    """Batches in groups of `number`, weighted: see `share`."""
+    if number == 1:
+        yield from batches
+        return
+    group = []
+    for batch in batches:
+        group.append(batch)
+        if len(group) == number:
+            yield from share(group, number, weigh)
+            group = []
+    if group:
+        yield from share(group, number, weigh)
+
+
+def share(group, number, weigh):
+    """A group of batches with weights that add up to n · (share of the group's tokens) in each.
+
+    Keras averages the gradients of n batches. Where batch i of W_i tokens has the mean loss l_i,
+    the gradient of l_i · n · W_i / ΣW averages to the gradient of Σ W_i·l_i / ΣW, exactly what
+    one batch of all of them gives; `Transformer.compute_loss` multiplies by the sum of these
+    weights. A group that is short at the end of an epoch is filled up with weights of 0.
+    """
+    unpacked = [keras.utils.unpack_x_y_sample_weight(batch) for batch in group]
+    masses = [backend.to_numpy(weigh(x, y, weight)) for x, y, weight in unpacked]
+    total = max(sum(float(mass.sum()) for mass in masses), 1e-9)
+    out = [(x, y, number / total * m) for (x, y, _), m in zip(unpacked, masses, strict=True)]
+    while len(out) < number:
+        x, y, weight = out[0]
+        out.append((x, y, 0.0 * weight))
+    return out

@@ -1,0 +1,121 @@
+"""What goes into a model: reading it, and refusing what is wrong with it while that is possible.
+
+Inside a compiled step nothing can be raised any more, so batches are checked on the host, where
+they enter. Letters: B batch, T tokens.
+"""
+
+import numpy as np
+
+from kformer import backend, masks
+
+OPTIONAL = ("padding_mask", "positions", "segments", "prefix", "token_types")
+
+
+def unpack(inputs):
+    """ids and a dict of what came with them."""
+    if not isinstance(inputs, dict):
+        return inputs, {}
+    if "ids" not in inputs:
+        raise ValueError(f"inputs must have the key 'ids', got {sorted(inputs)}")
+    if unknown := sorted(set(inputs) - {"ids", *OPTIONAL}):
+        raise ValueError(f"inputs may have {', '.join(OPTIONAL)} beside 'ids', got {unknown}")
+    extras = {key: value for key, value in inputs.items() if key != "ids" and value is not None}
+    return inputs["ids"], extras
+
+
+def real_tokens(inputs, config, is_target=False):
+    """(B, T), True = not padding."""
+    ids, extras = unpack(inputs)
+    starts_with_pad = is_target and config.pad_id is not None and config.bos_id == config.pad_id
+    known = {key: extras[key] for key in ("padding_mask", "segments") if key in extras}
+    return masks.real_tokens(ids, config.pad_id, starts_with_pad=starts_with_pad, **known)
+
+
+def describe(inputs, config, is_target=False):
+    """The `masks.Tokens` of a model's inputs."""
+    _, extras = unpack(inputs)
+    known = {key: extras[key] for key in ("positions", "segments", "prefix") if key in extras}
+    return masks.describe(real_tokens(inputs, config, is_target), **known)
+
+
+def check(inputs, config, size, name="ids"):
+    """ValueError for ids, masks and positions that break a rule, naming the rule and the value.
+
+    Symbols and tracers pass: what they stand for was checked before, or gives NaN.
+    """
+    ids, extras = unpack(inputs)
+    check_ids(name, ids, size)
+    shape = tuple(ids.shape) if hasattr(ids, "shape") else np.shape(ids)
+    if config.position == "learned" and "positions" not in extras and shape[1] is not None:
+        if shape[1] > config.max_length:
+            rule = f"length must be at most max_length={config.max_length}"
+            raise ValueError(f"{rule} with learned positions, got length {shape[1]}")
+    if config.token_types == 0 and "token_types" in extras:
+        raise ValueError("token_types must be left out where config.token_types=0")
+    limits = dict(
+        positions=config.max_length if config.position == "learned" else 2**31,
+        segments=2**31,
+        prefix=2**31,
+        token_types=config.token_types,
+    )
+    for key, value in extras.items():
+        expected = shape[:1] if key == "prefix" else shape
+        if key != "padding_mask":
+            check_ids(key, value, limits[key], expected)
+        else:
+            check_padding_mask(value, expected)
+
+
+def check_ids(name, ids, size, shape=None):
+    """Integers in [0, size), of that shape, or of any (B, T) with something in it."""
+    got = tuple(ids.shape) if hasattr(ids, "shape") else np.shape(ids)
+    if shape is None and len(got) != 2:
+        raise ValueError(f"{name} must have shape (batch, length), got shape {got}")
+    if not backend.is_concrete(ids):
+        return
+    if shape is None and 0 in got:
+        raise ValueError(f"{name} must hold at least one row and one token, got shape {got}")
+    if shape is not None and got != tuple(shape):
+        raise ValueError(f"{name} must have shape {tuple(shape)}, got shape {got}")
+    array = backend.to_numpy(ids)
+    if array.dtype.kind not in "iu":
+        raise ValueError(f"{name} must be integers, got dtype {array.dtype}")
+    low, high = array.min(), array.max()
+    if low < 0 or high >= size:
+        raise ValueError(f"{name} must be in [0, {size}), got {low if low < 0 else high}")
+
+
+def check_padding_mask(mask, shape):
+    got = tuple(mask.shape) if hasattr(mask, "shape") else np.shape(mask)
+    if not backend.is_concrete(mask):
+        return
+    array = backend.to_numpy(mask)
+    if array.dtype != bool:
+        rule = "padding_mask must be boolean, True = a real token"
+        raise ValueError(f"{rule}, got dtype {array.dtype}")
+    if got != tuple(shape):
+        raise ValueError(f"padding_mask must have the shape of ids, {tuple(shape)}, got {got}")
+    if not array.any():
+        raise ValueError(f"padding_mask must leave a real token, got all False, shape {got}")
+
+
+def check_labels(labels, classes):
+    """Integer labels below the number of classes; negative ones never count and pass."""
+    if not backend.is_concrete(labels):
+        return
+    array = backend.to_numpy(labels)
+    if array.dtype.kind not in "iu":
+        raise ValueError(f"labels must be integers, got dtype {array.dtype}")
+    if array.size and array.max() >= classes:
+        raise ValueError(f"labels must be below {classes}, got {array.max()}")
+
+
+def pad(rows, pad_id):
+    """Lists of ids of unequal length → ids (B, longest) and padding_mask, as a model takes them."""
+    rows = [np.asarray(row, dtype="int32") for row in rows]
+    longest = max((len(row) for row in rows), default=0)
+    ids = np.full((len(rows), longest), pad_id or 0, dtype="int32")
+    real = np.zeros(ids.shape, dtype=bool)
+    for i, row in enumerate(rows):
+        ids[i, : len(row)], real[i, : len(row)] = row, True
+    return {"ids": ids, "padding_mask": real}

@@ -1,0 +1,1 @@
+"""Losses, metrics and learning-rate schedules."""
