@@ -104,7 +104,7 @@ def with_dense_gradient(table):
     def same(x):
         return tf.identity(x), tf.convert_to_tensor
 
-    return same(table)
+    return same(tf.convert_to_tensor(table))
 
 
 def recomputed(function, *tensors):

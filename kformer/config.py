@@ -345,6 +345,21 @@ def child_policy(layer):
     return policy if mapped or policy.quantization_mode else policy.name
 
 
+def traced_spec(layer, *args, **kwargs):
+    """`compute_output_spec` by tracing `call`, whatever number of outputs it has.
+
+    While tracing on torch, Keras forgets to cast weights in mixed precision: the shapes are
+    right, the dtypes are set here.
+    """
+
+    def in_compute_dtype(x):
+        floating = keras.backend.is_float_dtype(x.dtype)
+        return keras.KerasTensor(x.shape, layer.compute_dtype if floating else x.dtype)
+
+    spec = keras.Operation.compute_output_spec(layer, *args, **kwargs)
+    return keras.tree.map_structure(in_compute_dtype, spec)
+
+
 class Configured:
     """Mixin: `get_config` and `from_config` for layers and models that are built from a Config.
 

@@ -122,7 +122,8 @@ def block_size(length, window):
     size = max(window, 64)
     if isinstance(length, int):
         return size if length > 2 * size else None
-    return ops.minimum(length, size)  # TensorFlow, where tracing does not know the length
+    # TensorFlow traces with a tensor as length. JAX's shape inference has a symbol, and no cost.
+    return ops.minimum(length, size) if ops.is_tensor(length) else None
 
 
 def windowed(tokens, causal, window, size):

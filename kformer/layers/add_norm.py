@@ -23,9 +23,11 @@ def make_norm(kind, epsilon, use_bias=True, **kwargs):
     """
     if kind not in CHOICES["norm"]:
         raise ValueError(f"norm must be one of {', '.join(CHOICES['norm'])}, got {kind!r}")
-    if kind == "rms":
-        return layers.RMSNormalization(epsilon=epsilon, **kwargs)
-    return layers.LayerNormalization(epsilon=epsilon, center=use_bias, **kwargs)
+    if kind == "layer":
+        return layers.LayerNormalization(epsilon=epsilon, center=use_bias, **kwargs)
+    norm = layers.RMSNormalization(epsilon=epsilon, **kwargs)
+    norm.supports_masking = True  # Keras says so of the other one only
+    return norm
 
 
 @register

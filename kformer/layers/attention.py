@@ -7,12 +7,11 @@ import contextlib
 import contextvars
 from typing import Any, NamedTuple
 
-import keras
 from keras import layers, ops
 
 from kformer import backend, masks
 from kformer.cache import KeysValues
-from kformer.config import child_policy, register
+from kformer.config import child_policy, register, traced_spec
 from kformer.layers.add_norm import make_dropout
 from kformer.layers.feedforward import Project
 from kformer.layers.positions import RotaryPositions
@@ -201,7 +200,7 @@ class MultiHeadAttention(layers.Layer):
         return x_shape
 
     def compute_output_spec(self, *args, **kwargs):
-        return keras.Operation.compute_output_spec(self, *args, **kwargs)  # any number of outputs
+        return traced_spec(self, *args, **kwargs)
 
     def build(self, x_shape, context_shape=None):
         for child in (self.query, self.key, self.value):

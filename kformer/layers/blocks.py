@@ -9,12 +9,11 @@
         └────────── + ────────────┘
 """
 
-import keras
 from keras import layers
 
 from kformer import masks
 from kformer.cache import BlockCache
-from kformer.config import Configured, child_policy, register
+from kformer.config import Configured, child_policy, register, traced_spec
 from kformer.layers.add_norm import AddNorm
 from kformer.layers.attention import MultiHeadAttention, look, refuse_cache, without_padding
 from kformer.layers.experts import MixtureOfExperts
@@ -79,7 +78,7 @@ class Block(Configured, layers.Layer):
         return x_shape
 
     def compute_output_spec(self, *args, **kwargs):
-        return keras.Operation.compute_output_spec(self, *args, **kwargs)  # with and without cache
+        return traced_spec(self, *args, **kwargs)
 
     def build(self, x_shape, memory_shape=None):
         for part in (self.self_attention, self.cross_attention, self.feed_forward):

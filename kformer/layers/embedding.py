@@ -2,6 +2,7 @@
 
 import math
 
+import keras
 import numpy as np
 from keras import initializers, layers, ops
 
@@ -76,10 +77,12 @@ class TokenEmbedding(layers.Layer):
             vocabulary_size, hidden_dim, deviation, name="table", dtype=child_policy(self)
         )
 
-    def compute_output_shape(self, ids_shape, reverse=False):
-        if reverse:
-            return (*ids_shape[:-1], self.vocabulary_size)
+    def compute_output_shape(self, ids_shape):
         return (*ids_shape, self.hidden_dim)
+
+    def compute_output_spec(self, ids, reverse=False):
+        shape = (*ids.shape[:-1], self.vocabulary_size) if reverse else (*ids.shape, self.hidden_dim)
+        return keras.KerasTensor(shape, dtype=self.compute_dtype)
 
     def build(self, ids_shape):
         self.table.build()

@@ -74,7 +74,7 @@ class Bias(layers.Layer):
         self.supports_masking = True
 
     def compute_output_shape(self, x_shape):
-        return x_shape
+        return (*x_shape[:-1], self.units)
 
     def build(self, x_shape):
         self.bias = self.add_weight((self.units,), "zeros", name="bias")

@@ -52,6 +52,9 @@ class SinusoidalPositions(layers.Layer):
         self.supports_masking = True
         self.layout, self.base, self.offset = layout, base, offset
 
+    def build(self, x_shape, positions_shape=None):
+        """No weights."""
+
     def compute_output_shape(self, x_shape, positions_shape=None):
         return x_shape
 
@@ -136,6 +139,9 @@ class RotaryPositions(layers.Layer):
         check_layout(layout)
         self.base, self.rotary_dim, self.layout = base, rotary_dim, layout
         self.scaling = scaling
+
+    def build(self, x_shape, positions_shape=None):
+        """No weights."""
 
     def compute_output_shape(self, x_shape, positions_shape=None):
         return x_shape
@@ -238,6 +244,9 @@ class AlibiBias(layers.Layer):
     def __init__(self, num_heads, **kwargs):
         super().__init__(**kwargs)
         self.num_heads = num_heads
+
+    def build(self, positions_shape, key_positions_shape=None):
+        """No weights."""
 
     def compute_output_shape(self, positions_shape, key_positions_shape=None):
         return bias_shape(self.num_heads, positions_shape, key_positions_shape)

@@ -1,14 +1,22 @@
 """What all models share: built by their constructor, checked inputs, a compile() that is ready."""
 
+import contextvars
+
 import keras
 import numpy as np
 from keras import ops
 
 from kformer.config import Configured
+from kformer.layers.embedding import Table, TokenEmbedding
 from kformer.layers.experts import MixtureOfExperts
+from kformer.layers.positions import AlibiBias, RelativeBias
 from kformer.models import feeding
 from kformer.models.inputs import check_labels
 from kformer.training.losses import TokenCrossentropy, counted
+
+
+TAKES_INTEGERS = (TokenEmbedding, Table, AlibiBias, RelativeBias)
+_inside = contextvars.ContextVar("kformer_inside_a_model", default=False)
 
 
 class Transformer(Configured, keras.Model):
@@ -31,19 +39,27 @@ class Transformer(Configured, keras.Model):
 
     def build(self, input_shape=None):
         """Makes every weight. All widths are known, so no input is needed, symbolic or real."""
-        for part in self.parts():
+        hidden = (None, None, self.config.hidden_dim)
+        for part in self._layers:
             if not part.built:
-                part.build((None, None, self.config.hidden_dim))
-
-    def parts(self):
-        """The layers that have weights, in the order of the data."""
-        return [part for part in self._layers if not isinstance(part, keras.Model)]
+                part.build(hidden[:2] if isinstance(part, TAKES_INTEGERS) else hidden)
 
     def __call__(self, inputs, *args, **kwargs):
+        """Checks the inputs where they enter; models inside of models take them as they are."""
+        if _inside.get():
+            return super().__call__(inputs, *args, **kwargs)
         if isinstance(inputs, (list, tuple)):
             inputs = np.asarray(inputs)
         self.check_inputs(inputs)
-        return super().__call__(inputs, *args, **kwargs)
+        token = _inside.set(True)
+        try:
+            return super().__call__(inputs, *args, **kwargs)
+        finally:
+            _inside.reset(token)
+
+    def summary(self, *args, expand_nested=True, **kwargs):
+        """Keras' summary, down to the blocks."""
+        return super().summary(*args, expand_nested=expand_nested, **kwargs)
 
     def count_params(self):
         """Numbers that are learned; what experts note about their load is not among them."""
