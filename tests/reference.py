@@ -11,11 +11,11 @@ import numpy as np
 
 def softmax_row(scores, allowed, sink=None):
     """Weights of one query: zero for keys that are not allowed, all zero if none is."""
-    kept = [s for s, ok in zip(scores, allowed, strict=True) if ok]
-    if not kept:
+    if not allowed.any():
         return np.zeros(len(scores))
-    top = max(kept + ([] if sink is None else [sink]))
-    raised = np.array([math.exp(s - top) if ok else 0.0 for s, ok in zip(scores, allowed, strict=True)])
+    top = scores[allowed].max()
+    top = top if sink is None else max(top, sink)
+    raised = np.where(allowed, np.exp(np.where(allowed, scores - top, 0.0)), 0.0)
     return raised / (raised.sum() + (0.0 if sink is None else math.exp(sink - top)))
 
 
@@ -35,7 +35,7 @@ def attention(query, key, value, visible, bias=None, scale=1.0, softcap=None, si
             for t in range(length):
                 row = softmax_row(scores[t], visible[b, n, t], None if sink is None else sink[n])
                 weights[b, n, t] = row
-                out[b, t, n] = row @ np.where(visible[b, n, t][:, None], values, 0.0)
+                out[b, t, n] = row[visible[b, n, t]] @ values[visible[b, n, t]]
     return out, weights
 
 

@@ -1,7 +1,6 @@
 """Attention: a sampled grid of settings against the reference, and what the kernel must not do."""
 
 import keras
-import ml_dtypes
 import numpy as np
 import pytest
 import reference
@@ -14,21 +13,17 @@ from kformer.layers import DecoderBlock, MultiHeadAttention
 from kformer.layers.attention import Sight, attention_weights
 
 
-# The rule for low precision compares two largest errors, so both must be of many numbers: the
-# layer's over MANY rows, the naive one's over four times as many.
-MANY = 64
-
-
 def draw(random):
     """One setting of the grid."""
     choice = lambda *options: options[random.integers(len(options))]  # noqa: E731
     groups, share = int(random.integers(1, 4)), int(random.integers(1, 4))
     heads, width = groups * share, int(random.integers(1, 9))
     cross = choice(False, False, True)
-    dtype = choice("float32", "float32", "bfloat16", "float16")
+    dtype, length = choice("float32", "float32", "bfloat16", "float16"), choice(1, 2, 5, 7, 11)
+    many = -(-600 // length)  # the rule for low precision compares largest errors: of many numbers
     return dict(
-        batch=choice(1, 2, 3) if dtype == "float32" else 4 * MANY,
-        length=choice(1, 2, 5, 7, 11),
+        batch=choice(1, 2, 3) if dtype == "float32" else many,
+        length=length,
         keys=choice(1, 3, 6, 13) if cross else None,
         hidden=choice(4, 7, 12),
         layer=dict(
@@ -49,21 +44,34 @@ def draw(random):
     )
 
 
-def naive(query, key, value, visible, bias, scale, softcap, sink, dtype):
-    """Attention step by step in a low precision: how wrong a simple implementation is."""
-    low = lambda x: np.asarray(x).astype(dtype).astype("float64")  # noqa: E731
-    groups = query.shape[2] // key.shape[2]
-    key, value = (np.repeat(x, groups, axis=2) for x in (key, value))
-    scores = low(np.einsum("btnh,bsnh->bnts", low(query * scale), key))
-    scores = scores if softcap is None else low(softcap * np.tanh(scores / softcap))
-    scores = scores if bias is None else low(scores + bias)
-    top = np.where(visible, scores, -1e9).max(-1, keepdims=True)
-    top = top if sink is None else np.maximum(top, sink[None, :, None, None])
-    raised = low(np.where(visible, np.exp(low(np.where(visible, scores - top, 0.0))), 0.0))
-    total = low(raised.sum(-1, keepdims=True))
-    if sink is not None:
-        total = low(total + low(np.exp(low(sink[None, :, None, None] - top))))
-    return low(np.einsum("bnts,bsnh->btnh", low(raised / np.where(total > 0, total, 1)), value))
+def naive(x, context, w, visible, bias, layer, dtype):
+    """The whole layer step by step in one precision, with the products of the backend: how wrong
+    a simple implementation is there."""
+    heads, groups, width = layer.num_heads, layer.num_key_value_heads, layer.head_dim
+
+    def dense(a, name):
+        out = ops.matmul(a, w[name + "/kernel"])
+        return out + w[name + "/bias"] if name + "/bias" in w else out
+
+    def project(a, name, number):
+        out = ops.reshape(dense(a, name), (*a.shape[:2], number, width))
+        return ops.repeat(ops.transpose(out, (0, 2, 1, 3)), heads // number, axis=1)
+
+    query = project(x, "query", heads) * ops.cast(layer.scale, dtype)
+    key, value = project(context, "key", groups), project(context, "value", groups)
+    scores = ops.matmul(query, ops.transpose(key, (0, 1, 3, 2)))
+    if layer.softcap is not None:
+        scores = ops.cast(layer.softcap, dtype) * ops.tanh(scores / ops.cast(layer.softcap, dtype))
+    scores = scores if bias is None else scores + bias
+    top = ops.max(ops.where(visible, scores, ops.cast(-1e4, dtype)), axis=-1, keepdims=True)
+    sink = w["sink"][None, :, None, None] if "sink" in w else None
+    top = top if sink is None else ops.maximum(top, sink)
+    raised = ops.where(visible, ops.exp(scores - top), ops.cast(0, dtype))
+    total = ops.sum(raised, axis=-1, keepdims=True)
+    total = total if sink is None else total + ops.exp(sink - top)
+    weights = raised / ops.where(total > 0, total, ops.cast(1, dtype))
+    out = ops.transpose(ops.matmul(weights, value), (0, 2, 1, 3))
+    return dense(ops.reshape(out, (*x.shape[:2], heads * width)), "output")
 
 
 def padded_rows(random, batch, length, kind):
@@ -115,46 +123,53 @@ def try_setting(setting):
 
 
 def call(layer, tensors, options):
-    """Compiled as a whole on JAX, where op by op would take seconds for every new shape."""
-    if BACKEND != "jax":
-        return backend.to_numpy(layer(*tensors, **options))
-    import jax
-
     weights = [v.value for v in layer.trainable_variables]
     states = [v.value for v in layer.non_trainable_variables]
 
     def pure(weights, tensors, options):
         return layer.stateless_call(weights, states, *tensors, training=False, **options)[0]
 
-    return backend.to_numpy(jax.jit(pure)(weights, tensors, options))
+    return backend.to_numpy(compiled(pure)(weights, tensors, options))
 
 
-def expected_output(layer, setting, x, context, real, bias, visible, precision):
-    """The reference in float64, or the naive computation in a lower precision."""
-    low = (lambda a: np.asarray(a).astype(precision).astype("float64")) if precision else np.array
-    w = {path.split("/", 1)[1]: low(value) for path, value in weights_of(layer).items()}
-    x = x.astype("float64")
-    context = x if context is None else context.astype("float64")
-    context = np.where(real[..., None], context, 0.0)
-    x = np.where(real[..., None], x, 0.0) if context.shape == x.shape and context is not x else x
+def truth_of(layer, w, x, context, visible, bias):
+    """The same in float64 by the reference."""
     heads, groups, width = layer.num_heads, layer.num_key_value_heads, layer.head_dim
-
-    def dense(a, name):
-        return low(low(a @ w[name + "/kernel"]) + w.get(name + "/bias", 0.0))
-
-    def project(a, name, number):
-        return dense(a, name).reshape(*a.shape[:2], number, width)
-
+    project = lambda a, name, n: reference.dense(a, w, name).reshape(*a.shape[:2], n, width)  # noqa: E731
     query = project(x, "query", heads)
     key, value = project(context, "key", groups), project(context, "value", groups)
-    bias = None if bias is None else backend.to_numpy(bias).astype("float64")
     rest = visible, bias, layer.scale, layer.softcap, w.get("sink")
-    out = naive(query, key, value, *rest, precision or "float64")
-    if precision is None:  # the first rows by the reference: its loops are slow
-        few = [None if a is None else a[:3] for a in (query, key, value, visible, bias)]
-        truth = reference.attention(*few, *rest[2:])[0]
-        close(out[:3], truth, 1e-12)
-    return dense(out.reshape(*x.shape[:2], -1), "output")
+    out = reference.attention(query, key, value, *rest)[0]
+    return reference.dense(out.reshape(*x.shape[:2], -1), w, "output")
+
+
+def errors(setting):
+    """Largest error of the layer, largest error allowed."""
+    layer, x, context, real, bias, visible, found = try_setting(setting)
+    w = {path.split("/", 1)[1]: value for path, value in weights_of(layer).items()}
+    context = x if context is None else context
+    x, context = x.astype("float64"), np.where(real[..., None], context.astype("float64"), 0.0)
+    x = np.where(real[..., None], x, 0.0) if setting["keys"] is None else x
+    bias = None if bias is None else backend.to_numpy(bias).astype("float64")
+    truth = truth_of(layer, w, x, context, visible, bias)
+    error = np.abs(found.astype("float64") - truth).max(initial=0.0)
+    if setting["dtype"] == "float32":
+        return error, 2e-5 * (1.0 + np.abs(truth).max(initial=0.0))
+    low = lambda a: ops.cast(ops.convert_to_tensor(np.asarray(a, "float32")), setting["dtype"])  # noqa: E731
+    tensors = low(x), low(context), {path: low(value) for path, value in w.items()}
+    given = *tensors, ops.convert_to_tensor(visible), None if bias is None else low(bias)
+    simple = compiled(lambda *args: naive(*args, layer, setting["dtype"]))(*given)
+    simple = np.abs(backend.to_numpy(simple).astype("float64") - truth).max(initial=0.0)
+    return error, 2.0 * simple + 1e-5
+
+
+def compiled(function):
+    """On JAX a compiled function: op by op would take seconds for every new shape."""
+    if BACKEND != "jax":
+        return function
+    import jax
+
+    return jax.jit(function)
 
 
 def test_grid(request):
@@ -166,17 +181,9 @@ def test_grid(request):
     random = np.random.default_rng(seed)
     for index in range(number):
         setting = draw(random)
-        layer, x, context, real, bias, visible, found = try_setting(setting)
-        args = layer, setting, x, context, real, bias, visible
-        truth = expected_output(*args, None)
-        error = np.abs(found.astype("float64") - truth)[:MANY].max(initial=0.0)
-        if setting["dtype"] == "float32":
-            allowed = 2e-5 * (1.0 + np.abs(truth).max(initial=0.0))
-        else:
-            dtype = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16}[setting["dtype"]]
-            simple = expected_output(*args, dtype)
-            allowed = 2.0 * np.abs(simple - truth).max(initial=0.0) + 1e-5
-        assert error <= allowed, f"--draw {seed}, setting {index}: {error:.3g} > {allowed:.3g}, {setting}"
+        error, allowed = errors(setting)
+        where = f"--draw {seed}, setting {index}"
+        assert error <= allowed, f"{where}: {error:.3g} > {allowed:.3g}, {setting}"
 
 
 def heads(random, *shape):

@@ -40,6 +40,7 @@ class Table(layers.ReversibleEmbedding):
         # A new initializer for every table: one shared instance would give them equal numbers.
         kwargs.setdefault("embeddings_initializer", initializers.RandomNormal(stddev=deviation))
         super().__init__(input_dim, output_dim, **kwargs)
+        self.reverse_dtype = self.reverse_dtype or self.compute_dtype  # Keras: that of the rows
         self.supports_masking = True
 
     def call(self, inputs, reverse=False):

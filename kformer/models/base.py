@@ -85,11 +85,12 @@ class Transformer(Configured, keras.Model):
             accumulate: n batches per update of the weights. Keras' own argument averages the n
                 means, which is wrong where batches hold different numbers of real tokens; here
                 the update is exactly the one of the n batches in one. It needs a
-                `TokenCrossentropy`, and arrays, a PyDataset or a generator in `fit`.
+                `TokenCrossentropy`, and arrays or a PyDataset in `fit`.
         """
         optimizer = default_optimizer() if optimizer is None else keras.optimizers.get(optimizer)
         loss = self.default_loss() if loss is None else loss
-        metrics = self.default_metrics() if metrics is None else metrics
+        if metrics is None:  # the metrics of the model count what the loss counts
+            kwargs.setdefault("weighted_metrics", self.default_metrics())
         if accumulate != 1:
             optimizer = accumulating(optimizer, accumulate, loss)
         self.accumulate = accumulate

@@ -21,11 +21,10 @@ def feed(data, check, accumulate=1, weigh=None):
     """
     if isinstance(data, keras.utils.PyDataset):
         return CheckedDataset(data, check, accumulate, weigh)
+    if accumulate > 1:  # Keras loses a generator's first batch: groups would not stay together
+        raise ValueError(f"accumulate needs arrays or a PyDataset, got {type(data).__name__}")
     if inspect.isgenerator(data):
-        return _checked(_accumulated(data, accumulate, weigh), check)
-    if accumulate > 1:
-        kind = type(data).__name__
-        raise ValueError(f"accumulate needs arrays, a PyDataset or a generator, got {kind}")
+        return _checked(data, check)
     if hasattr(data, "element_spec"):  # tf.data.Dataset
         return _checked_tf(data, check)
     if hasattr(data, "collate_fn"):  # torch DataLoader
@@ -120,21 +119,6 @@ class ArrayBatches(keras.utils.PyDataset):
     def on_epoch_end(self):
         if self.random is not None:
             self.random.shuffle(self.order)
-
-
-def _accumulated(batches, number, weigh):
-    """Batches in groups of `number`, weighted: see `share`."""
-    if number == 1:
-        yield from batches
-        return
-    group = []
-    for batch in batches:
-        group.append(batch)
-        if len(group) == number:
-            yield from share(group, number, weigh)
-            group = []
-    if group:
-        yield from share(group, number, weigh)
 
 
 def share(group, number, weigh):

@@ -89,7 +89,7 @@ class Stack(Transformer):
         new ones, so that dropout is the same in both computations and nothing leaks.
         """
         weights = [v.value for v in block.trainable_variables]
-        states = [v.value for v in block.non_trainable_variables]
+        states = [ops.copy(v.value) for v in block.non_trainable_variables]  # as they are now
         leaves = tree.flatten(inputs)
         floating = [i for i, leaf in enumerate(leaves) if is_floating(leaf)]
 
