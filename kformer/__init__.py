@@ -1,43 +1,54 @@
 """kformer: the parts kit and model zoo for transformers in Keras 3.
 
-Names are imported when they are first used, so `import kformer` costs next to nothing.
+Layers and models are imported at once, because a class must be known before `load_model` can
+find it, and Keras is loaded anyway. The rest is imported when its name is first used.
 """
 
 import importlib
 
+from kformer import layers
+from kformer.config import Config
+from kformer.models import (
+    CausalLM,
+    Decoder,
+    Encoder,
+    MaskedLM,
+    Seq2Seq,
+    Seq2SeqLM,
+    TextClassifier,
+    TokenClassifier,
+)
+from kformer.training import losses, metrics, schedules
+from kformer.zoo import presets
+
 __version__ = "0.1.0"
 
-_HOMES = {
-    "Config": "config",
-    "presets": "zoo",
-    "Encoder": "models",
-    "Decoder": "models",
-    "Seq2Seq": "models",
-    "TextClassifier": "models",
-    "TokenClassifier": "models",
-    "MaskedLM": "models",
-    "CausalLM": "models",
-    "Seq2SeqLM": "models",
-    "attention_maps": "explore",
-    "check": "check",
-}
-_MODULES = {
-    "layers": "layers",
-    "losses": "training.losses",
-    "metrics": "training.metrics",
-    "schedules": "training.schedules",
-}
+# Modules are named apart from these functions: importing a module puts its name in here.
+_LATER = {"attention_maps": "explorer", "check": "laws"}
 
-__all__ = [*_HOMES, *_MODULES]
+__all__ = [
+    "CausalLM",
+    "Config",
+    "Decoder",
+    "Encoder",
+    "MaskedLM",
+    "Seq2Seq",
+    "Seq2SeqLM",
+    "TextClassifier",
+    "TokenClassifier",
+    "layers",
+    "losses",
+    "metrics",
+    "presets",
+    "schedules",
+    *_LATER,
+]
 
 
 def __getattr__(name):
-    if name in _MODULES:
-        value = importlib.import_module(f"kformer.{_MODULES[name]}")
-    elif name in _HOMES:
-        value = getattr(importlib.import_module(f"kformer.{_HOMES[name]}"), name)
-    else:
+    if name not in _LATER:
         raise AttributeError(f"module 'kformer' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"kformer.{_LATER[name]}"), name)
     globals()[name] = value
     return value
 

@@ -1,17 +1,12 @@
 """Config: everything that shapes a model, in one frozen dataclass that checks itself.
 
-`PRESETS` in `zoo.py` is the table of known models. `Configured` is the one `get_config` of the
-library: whatever is built from a `Config` (models and blocks) inherits it.
+`PRESETS` in `zoo.py` is the table of known models.
 """
 
 import dataclasses
 import math
 from dataclasses import dataclass
 from numbers import Integral, Real
-
-import keras
-
-register = keras.saving.register_keras_serializable(package="kformer")
 
 CHOICES = {
     "activation": ("relu", "gelu", "gelu_tanh", "silu"),
@@ -75,7 +70,7 @@ class Config:
         num_encoder_layers: layers of the encoder in an encoder-decoder; None = `num_layers`.
         target_vocabulary_size: None = source and target share one vocabulary and one embedding.
         intermediate_dim: inner width of the feed-forward; None = 4 × hidden_dim.
-        window: a query sees keys less than `window` positions away; a tuple repeats over the layers.
+        window: a query sees keys less than `window` positions away; a tuple repeats over layers.
         use_bias: biases in projections and norms; `qkv_bias` decides for query, key, value alone.
         position_offset: first row of the position table that is used (2 in BART and RoBERTa).
         position_layout: "interleaved" (sin, cos, sin, ...) or "half" (all sin, then all cos); None
@@ -331,67 +326,6 @@ def _check_combinations(c: Config):
     for name in ("pad_id", "bos_id", "eos_id"):
         size = min(c.target_size, c.vocabulary_size) if name == "pad_id" else c.target_size
         value = getattr(c, name)
-        need(value is None or value < size, f"{name} must be below the vocabulary size {size}", name)
-
-
-def child_policy(layer):
-    """The dtype a composite hands to its children: a name where a name says it all.
-
-    A policy object would switch off Keras' automatic `get_config` of the child; a quantized or
-    mapped policy has no name that says it all, so the object itself is passed.
-    """
-    policy = layer.dtype_policy
-    mapped = isinstance(policy, keras.dtype_policies.DTypePolicyMap)
-    return policy if mapped or policy.quantization_mode else policy.name
-
-
-def traced_spec(layer, *args, **kwargs):
-    """`compute_output_spec` by tracing `call`, whatever number of outputs it has.
-
-    While tracing on torch, Keras forgets to cast weights in mixed precision: the shapes are
-    right, the dtypes are set here.
-    """
-
-    def in_compute_dtype(x):
-        floating = keras.backend.is_float_dtype(x.dtype)
-        return keras.KerasTensor(x.shape, layer.compute_dtype if floating else x.dtype)
-
-    spec = keras.Operation.compute_output_spec(layer, *args, **kwargs)
-    return keras.tree.map_structure(in_compute_dtype, spec)
-
-
-class Configured:
-    """Mixin: `get_config` and `from_config` for layers and models that are built from a Config.
-
-    A subclass calls `remember(config, **arguments)` with the other arguments of its constructor.
-    A quantized child keeps its own policy in a `DTypePolicyMap`, keyed by path, which the
-    constructor hands down again: without it a quantized composite cannot be loaded.
-    """
-
-    def remember(self, config, **arguments):
-        if isinstance(config, dict):
-            config = Config.from_dict(config)
-        if not isinstance(config, Config):
-            raise ValueError(f"config must be a kformer.Config, got {type(config).__name__}")
-        self.config = config
-        self._arguments = arguments
-
-    def get_config(self):
-        config = super().get_config()
-        config.update(config=self.config.to_dict(), **self._arguments)
-        quantized = {
-            layer.path: layer.dtype_policy
-            for layer in self._flatten_layers(include_self=False)
-            if layer.dtype_policy.quantization_mode is not None
-        }
-        if quantized:
-            policies = keras.dtype_policies.DTypePolicyMap(self.dtype_policy.name, quantized)
-            config["dtype"] = keras.dtype_policies.serialize(policies)
-        return config
-
-    @classmethod
-    def from_config(cls, config):
-        config = dict(config)
-        if isinstance(config.get("dtype"), dict):
-            config["dtype"] = keras.dtype_policies.deserialize(config["dtype"])
-        return cls(**config)
+        need(
+            value is None or value < size, f"{name} must be below the vocabulary size {size}", name
+        )

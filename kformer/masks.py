@@ -153,7 +153,9 @@ def fold_rows(x, size, neighbours=1):
     before = size if neighbours > 1 else 0
     after = -(-shape[1] // size) * size - shape[1] + (size if neighbours > 2 else 0)
     ends = [ops.zeros((shape[0], end, *rest), dtype=x.dtype) for end in (before, after)]
-    blocks = ops.reshape(ops.concatenate([ends[0], x, ends[1]], axis=1), (shape[0], -1, size, *rest))
+    blocks = ops.reshape(
+        ops.concatenate([ends[0], x, ends[1]], axis=1), (shape[0], -1, size, *rest)
+    )
     count = ops.shape(blocks)[1] - neighbours + 1
     beside = [blocks[:, i : count + i] for i in range(neighbours)]
     return ops.reshape(ops.concatenate(beside, axis=2), (-1, neighbours * size, *rest))

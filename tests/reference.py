@@ -39,7 +39,9 @@ def attention(query, key, value, visible, bias=None, scale=1.0, softcap=None, si
     return out, weights
 
 
-def may_see(real_q, real_k, segments_q=None, segments_k=None, causal=False, window=None, prefix=None):
+def may_see(
+    real_q, real_k, segments_q=None, segments_k=None, causal=False, window=None, prefix=None
+):
     """(B, 1, T, S) by asking for every pair; rows are counted from their first column."""
     batch, length = real_q.shape
     seen = np.zeros((batch, 1, length, real_k.shape[1]), dtype=bool)
@@ -266,9 +268,7 @@ def stack(inputs, c, w, name, layers, causal, memory=None, memory_real=None, tab
         x = norm(x, w, f"{name}/embedding_norm", c.norm, c.norm_epsilon)
     bias = score_bias(c, w, name, positions, causal)
     for i in range(layers):
-        seen = may_see(
-            real, real, segments, segments, causal, c.window_of(i), given.get("prefix")
-        )
+        seen = may_see(real, real, segments, segments, causal, c.window_of(i), given.get("prefix"))
         across = None
         if memory is not None:
             across = may_see(real, memory_real)

@@ -266,7 +266,11 @@ def test_p8_low_precision_is_finite(dtype):
     mask[1] = mask[0, 3:] = False
 
     def loss(layer, x):
-        out = layer(x, attention_mask=ops.convert_to_tensor(np.tri(5, dtype=bool)), mask=ops.convert_to_tensor(mask))
+        out = layer(
+            x,
+            attention_mask=ops.convert_to_tensor(np.tri(5, dtype=bool)),
+            mask=ops.convert_to_tensor(mask),
+        )
         return ops.sum(ops.cast(out, "float32"))
 
     value, by_weight, by_input = backend.gradients(loss, layer, x)
@@ -387,7 +391,8 @@ def test_p5_content_of_hidden_padding():
     good, same = (backend.to_numpy(layer(a, mask=mask)) for a in (x, bad))
     exact(good[:, :3], same[:, :3])
     good, same = (
-        backend.to_numpy(layer(x, context=c, context_mask=context_mask)) for c in (context, bad_context)
+        backend.to_numpy(layer(x, context=c, context_mask=context_mask))
+        for c in (context, bad_context)
     )
     exact(good, same)
 
@@ -398,9 +403,7 @@ def test_scores_and_their_shapes():
     out, scores = layer(x, context=context, return_attention_scores=True)
     assert tuple(scores.shape) == (3, 2, 5, 7)
     close(backend.to_numpy(scores).sum(-1), np.ones((3, 2, 5)), 1e-6)
-    symbolic = layer(
-        keras.Input((5, 8)), context=keras.Input((7, 8)), return_attention_scores=True
-    )
+    symbolic = layer(keras.Input((5, 8)), context=keras.Input((7, 8)), return_attention_scores=True)
     assert tuple(symbolic[0].shape) == (None, 5, 8) and tuple(symbolic[1].shape) == (None, 2, 5, 7)
     unknown = layer(keras.Input((None, 8)), context=keras.Input((None, 8)))
     assert tuple(unknown.shape) == (None, None, 8)

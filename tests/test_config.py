@@ -156,7 +156,9 @@ def test_parameter_counts_of_built_models(name):
 def test_parameter_count_of_poolings(pooling):
     c = tiny("bert_base")
     model = kformer.TextClassifier(c, 4, pooling=pooling)
-    assert model.count_params() == c.parameter_count("text_classifier", num_classes=4, pooling=pooling)
+    assert model.count_params() == c.parameter_count(
+        "text_classifier", num_classes=4, pooling=pooling
+    )
 
 
 def test_presets():

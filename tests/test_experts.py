@@ -86,7 +86,9 @@ def test_losses_leave_out_padding():
     close(values[1], values[0], 1e-6)
     close(values[2], values[0], 1e-6)
     w = weights_of(layer)
-    logits = x[:, :4].reshape(-1, 8).astype("float64") @ next(v for p, v in w.items() if "router" in p)
+    logits = x[:, :4].reshape(-1, 8).astype("float64") @ next(
+        v for p, v in w.items() if "router" in p
+    )
     raised = np.exp(logits)
     chances = raised / raised.sum(-1, keepdims=True)
     best = np.argsort(-chances, axis=-1)[:, :2]

@@ -1,4 +1,4 @@
-"""One contract for every layer: config, shapes, masks, precision, gradient, saving, Functional use."""
+"""One contract for every layer: config, shapes, masks, precision, gradients, saving, fit."""
 
 import json
 
@@ -19,7 +19,7 @@ ROTARY = dict(base=100.0, layout="interleaved", scaling={"type": "linear", "fact
 # name → (class, arguments other than the defaults). All map (B, T, D) to (B, T, D).
 LAYERS = {
     "project": (Project, dict(units=D, use_bias=False)),
-    "feed_forward": (layers.FeedForward, dict(hidden_dim=D, intermediate_dim=12, activation="gelu")),
+    "feed_forward": (layers.FeedForward, dict(hidden_dim=D, intermediate_dim=9, activation="gelu")),
     "gated": (
         layers.FeedForward,
         dict(hidden_dim=D, intermediate_dim=6, activation="silu", gated=True, use_bias=False),
@@ -78,7 +78,10 @@ def test_p34_shapes(name):
         out = symbolic(keras.Input(static))
         assert len(out.shape) == 3 and out.shape[-1] == shape[-1]
         assert out.shape[1] in (static[0], None)
-    sizes = [[(w.path.split("/", 1)[1], tuple(w.shape)) for w in m.weights] for m in (eager, symbolic, built)]
+    sizes = [
+        [(w.path.split("/", 1)[1], tuple(w.shape)) for w in m.weights]
+        for m in (eager, symbolic, built)
+    ]
     assert sizes[0] == sizes[1] == sizes[2]
     assert tuple(eager.compute_output_shape((2, 5, D))) == shape
     assert tuple(eager(numbers(1, 1, D)).shape) == (1, 1, D)
@@ -177,7 +180,9 @@ def test_gradient_of_every_weight(name):
     step = 1e-2 * numbers(*x.shape, seed=5)
     if name == "experts":
         return  # a step may choose another expert
-    up, down = (float(backend.to_numpy(loss(layer, ops.convert_to_tensor(x + s * step)))) for s in (1, -1))
+    up, down = (
+        float(backend.to_numpy(loss(layer, ops.convert_to_tensor(x + s * step)))) for s in (1, -1)
+    )
     slope = (by_input[0] * step).sum()
     assert (up - down) / 2 == pytest.approx(slope, rel=0.03, abs=2e-3)
 

@@ -114,7 +114,10 @@ def published(kind, base, dim, **s):
                 smooth = (s["limit"] / wave - s["low"]) / (s["high"] - s["low"])
                 out.append((1 - smooth) * freq / s["factor"] + smooth * freq)
         if kind == "yarn":
-            edge = lambda turns: dim * math.log(s["limit"] / (turns * 2 * math.pi)) / (2 * math.log(base))  # noqa: E731
+
+            def edge(turns):
+                return dim * math.log(s["limit"] / (turns * 2 * math.pi)) / (2 * math.log(base))
+
             low, high = max(math.floor(edge(32)), 0), min(math.ceil(edge(1)), dim - 1)
             ramp = min(max((i - low) / (high - low), 0), 1)
             out.append(freq / s["factor"] * ramp + freq * (1 - ramp))
@@ -123,7 +126,11 @@ def published(kind, base, dim, **s):
 
 def test_p33_scalings():
     linear = {"type": "linear", "factor": 4.0}
-    close(rotary_frequencies(10000.0, 64, linear)[0], published("linear", 10000.0, 64, factor=4.0), 1e-12)
+    close(
+        rotary_frequencies(10000.0, 64, linear)[0],
+        published("linear", 10000.0, 64, factor=4.0),
+        1e-12,
+    )
     llama = dict(
         type="llama3", factor=32.0, low_freq_factor=1.0, high_freq_factor=4.0,
         original_max_length=8192,

@@ -1,4 +1,4 @@
-"""Losses, metrics, schedules, dropout, accumulation, precision, rematerialisation: what fit does."""
+"""Losses, metrics, schedules, dropout, accumulation, precision, remat: what fit does."""
 
 import keras
 import numpy as np
@@ -30,7 +30,15 @@ def test_p26_loss_by_hand(smoothing):
     truth = reference.crossentropy(logits.astype("float64"), labels, counts, smoothing)
     assert float(loss(labels, logits)) == pytest.approx(truth, rel=1e-6)
     weights = np.random.default_rng(2).random((3, 5)).astype("float32")
-    one = lambda b, t: reference.crossentropy(logits[b : b + 1, t : t + 1].astype("float64"), labels[b : b + 1, t : t + 1], np.ones((1, 1), bool), smoothing)  # noqa: E731, E501
+
+    def one(b, t):
+        return reference.crossentropy(
+            logits[b : b + 1, t : t + 1].astype("float64"),
+            labels[b : b + 1, t : t + 1],
+            np.ones((1, 1), bool),
+            smoothing,
+        )  # noqa: E731, E501
+
     pairs = list(zip(*np.nonzero(counts), strict=True))
     weighted = sum(weights[p] * one(*p) for p in pairs) / sum(weights[p] for p in pairs)
     assert float(loss(labels, logits, weights)) == pytest.approx(weighted, rel=1e-5)
@@ -323,11 +331,14 @@ def test_p29_overflow_is_skipped():
     optimizer.dynamic_scale.assign(2.0**10)
     model.fit(X, Y, verbose=0)
     assert any(
-        (backend.to_numpy(v) != b).any() for v, b in zip(model.trainable_variables, before, strict=True)
+        (backend.to_numpy(v) != b).any()
+        for v, b in zip(model.trainable_variables, before, strict=True)
     )
 
 
-@pytest.mark.parametrize("number", [i for i, c in enumerate(CASES) if c[0] in ("CausalLM", "Seq2SeqLM", "Encoder")])
+@pytest.mark.parametrize(
+    "number", [i for i, c in enumerate(CASES) if c[0] in ("CausalLM", "Seq2SeqLM", "Encoder")]
+)
 def test_p30_remat(number):
     """Recomputed blocks: the same loss and gradients, dropout on."""
     kind, name, arguments = CASES[number]

@@ -4,7 +4,8 @@ import random
 
 from keras import layers
 
-from kformer.config import CHOICES, child_policy, register
+from kformer.config import CHOICES
+from kformer.serialization import child_policy, register
 
 
 def make_dropout(rate, dtype, name="dropout"):
@@ -19,7 +20,7 @@ def make_dropout(rate, dtype, name="dropout"):
 def make_norm(kind, epsilon, use_bias=True, **kwargs):
     """A normalisation layer over the last axis; statistics are computed in float32.
 
-        layer: g · (x − mean) / √(variance + ε) + b            rms: g · x / √(mean(x²) + ε)
+    layer: g · (x − mean) / √(variance + ε) + b            rms: g · x / √(mean(x²) + ε)
     """
     if kind not in CHOICES["norm"]:
         raise ValueError(f"norm must be one of {', '.join(CHOICES['norm'])}, got {kind!r}")

@@ -11,10 +11,10 @@ from keras import layers, ops
 
 from kformer import backend, masks
 from kformer.cache import KeysValues
-from kformer.config import child_policy, register, traced_spec
 from kformer.layers.add_norm import make_dropout
 from kformer.layers.feedforward import Project
 from kformer.layers.positions import RotaryPositions
+from kformer.serialization import child_policy, register, traced_spec
 
 _captured = contextvars.ContextVar("kformer_captured", default=None)
 
@@ -44,7 +44,9 @@ def attention_weights(query, key, visible=None, bias=None, scale=1.0, softcap=No
         softcap: c; scores s become c · tanh(s / c).
         sink: (N,); one more score per head that takes part in the softmax and gives nothing.
     """
-    scores = ops.cast(_grouped(query * ops.cast(scale, query.dtype), key, transpose=True), "float32")
+    scores = ops.cast(
+        _grouped(query * ops.cast(scale, query.dtype), key, transpose=True), "float32"
+    )
     if softcap is not None:
         scores = softcap * ops.tanh(scores / softcap)
     if bias is not None:
@@ -92,8 +94,10 @@ def look(query, key=None, causal=False, window=None, bias_layer=None, dense=Fals
 
     dense: no blocks, although there is a window, because somebody wants all T × S weights.
     """
-    size = None if dense or key is not None or capturing() else masks.block_size(
-        ops.shape(query.real)[1], window
+    size = (
+        None
+        if dense or key is not None or capturing()
+        else masks.block_size(ops.shape(query.real)[1], window)
     )
     if size is None:
         sees, seen = query, query if key is None else key
@@ -189,7 +193,9 @@ class MultiHeadAttention(layers.Layer):
         self.output_projection = project(
             hidden_dim, "output", use_bias if output_bias is None else output_bias
         )
-        self.rotary = None if rotary is None else RotaryPositions(**rotary, name="rotary", dtype=dtype)
+        self.rotary = (
+            None if rotary is None else RotaryPositions(**rotary, name="rotary", dtype=dtype)
+        )
         norm = dict(epsilon=epsilon, dtype=dtype)
         self.query_norm = layers.RMSNormalization(name="query_norm", **norm) if qk_norm else None
         self.key_norm = layers.RMSNormalization(name="key_norm", **norm) if qk_norm else None

@@ -1,24 +1,24 @@
 """Transformer blocks. Letters: B batch, T tokens, S source tokens, D width.
 
-    pre-norm encoder block            decoder block
+pre-norm encoder block            decoder block
 
-    x ──┬─ norm ─ self-attention ─┐   the same with causal self-attention,
-        └────────── + ────────────┘   then, where there is an encoder,
-        ┌─────────────────────────┐   norm ─ cross-attention ─ +
-        ├─ norm ─ feed-forward ───┐   before the feed-forward
-        └────────── + ────────────┘
+x ──┬─ norm ─ self-attention ─┐   the same with causal self-attention,
+    └────────── + ────────────┘   then, where there is an encoder,
+    ┌─────────────────────────┐   norm ─ cross-attention ─ +
+    ├─ norm ─ feed-forward ───┐   before the feed-forward
+    └────────── + ────────────┘
 """
 
 from keras import layers
 
 from kformer import masks
 from kformer.cache import BlockCache
-from kformer.config import Configured, child_policy, register, traced_spec
 from kformer.layers.add_norm import AddNorm
 from kformer.layers.attention import MultiHeadAttention, look, refuse_cache, without_padding
 from kformer.layers.experts import MixtureOfExperts
 from kformer.layers.feedforward import FeedForward
 from kformer.layers.positions import AlibiBias, RelativeBias
+from kformer.serialization import Configured, child_policy, register, traced_spec
 
 
 def position_bias(config, causal, dtype):

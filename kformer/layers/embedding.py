@@ -7,7 +7,7 @@ import numpy as np
 from keras import initializers, layers, ops
 
 from kformer import backend
-from kformer.config import child_policy, register
+from kformer.serialization import child_policy, register
 
 
 def refuse_outside(name, ids, size):
@@ -82,7 +82,9 @@ class TokenEmbedding(layers.Layer):
         return (*ids_shape, self.hidden_dim)
 
     def compute_output_spec(self, ids, reverse=False):
-        shape = (*ids.shape[:-1], self.vocabulary_size) if reverse else (*ids.shape, self.hidden_dim)
+        shape = (
+            (*ids.shape[:-1], self.vocabulary_size) if reverse else (*ids.shape, self.hidden_dim)
+        )
         return keras.KerasTensor(shape, dtype=self.compute_dtype)
 
     def build(self, ids_shape):

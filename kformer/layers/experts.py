@@ -1,12 +1,12 @@
-"""Mixture of experts. Letters: B batch, T tokens, D width, E experts, C slots per expert, M = B·T."""
+"""Mixture of experts. Letters: B batch, T tokens, D width, E experts, C slots each, M = B·T."""
 
 import math
 
 import keras
 from keras import layers, ops
 
-from kformer.config import register
 from kformer.layers.feedforward import Project, activate
+from kformer.serialization import register
 
 
 @register

@@ -2,7 +2,8 @@
 
 from keras import activations, layers, ops
 
-from kformer.config import CHOICES, child_policy, register
+from kformer.config import CHOICES
+from kformer.serialization import child_policy, register
 
 
 @register

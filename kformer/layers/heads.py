@@ -1,9 +1,9 @@
-"""What stands on a stack: pooling and the vocabulary's bias. Letters: B batch, T tokens, D width."""
+"""What stands on a stack: pooling and the output bias. Letters: B batch, T tokens, D width."""
 
 from keras import layers, ops
 
-from kformer.config import register
 from kformer.layers.attention import attention_weights, without_padding
+from kformer.serialization import register
 
 POOLINGS = ("mean", "first", "last", "attention")
 

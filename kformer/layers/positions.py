@@ -12,8 +12,8 @@ import math
 import numpy as np
 from keras import layers, ops
 
-from kformer.config import child_policy, register
 from kformer.layers.embedding import Table, refuse_outside
+from kformer.serialization import child_policy, register
 
 
 def default_positions(x, positions):
@@ -278,9 +278,7 @@ class RelativeBias(layers.Layer):
     Call: positions (T,) or (B, T), key_positions None or (S,) or (B, S) → (1 or B, N, T, S).
     """
 
-    def __init__(
-        self, num_heads, num_buckets=32, max_distance=128, bidirectional=True, **kwargs
-    ):
+    def __init__(self, num_heads, num_buckets=32, max_distance=128, bidirectional=True, **kwargs):
         super().__init__(**kwargs)
         self.num_buckets, self.max_distance = num_buckets, max_distance
         self.bidirectional = bidirectional

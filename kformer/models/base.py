@@ -6,14 +6,13 @@ import keras
 import numpy as np
 from keras import ops
 
-from kformer.config import Configured
 from kformer.layers.embedding import Table, TokenEmbedding
 from kformer.layers.experts import MixtureOfExperts
 from kformer.layers.positions import AlibiBias, RelativeBias
 from kformer.models import feeding
 from kformer.models.inputs import check_labels
+from kformer.serialization import Configured
 from kformer.training.losses import TokenCrossentropy, counted
-
 
 TAKES_INTEGERS = (TokenEmbedding, Table, AlibiBias, RelativeBias)
 _inside = contextvars.ContextVar("kformer_inside_a_model", default=False)

@@ -1,9 +1,9 @@
 """The encoder-decoder. Letters: B batch, S source tokens, T target tokens, D width."""
 
-from kformer.config import child_policy, register
 from kformer.models.base import Transformer
 from kformer.models.inputs import describe
 from kformer.models.stack import Decoder, Encoder
+from kformer.serialization import child_policy, register
 
 
 @register

@@ -1,9 +1,8 @@
-"""A stack of blocks on embeddings: the encoder and the decoder. Letters: B batch, T tokens, D width."""
+"""A stack of blocks on embeddings: encoder and decoder. Letters: B batch, T tokens, D width."""
 
 from keras import ops, tree
 
 from kformer import backend
-from kformer.config import child_policy, register
 from kformer.layers.add_norm import make_dropout, make_norm
 from kformer.layers.attention import look, without_padding
 from kformer.layers.blocks import DecoderBlock, EncoderBlock, position_bias
@@ -12,6 +11,7 @@ from kformer.layers.feedforward import Project
 from kformer.layers.positions import LearnedPositions, SinusoidalPositions
 from kformer.models.base import Transformer
 from kformer.models.inputs import check, describe, real_tokens, unpack
+from kformer.serialization import child_policy, register
 
 
 class Stack(Transformer):

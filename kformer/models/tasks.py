@@ -6,7 +6,6 @@ import numpy as np
 from keras import ops
 
 from kformer import backend
-from kformer.config import Configured, child_policy, register
 from kformer.layers.add_norm import make_norm
 from kformer.layers.embedding import resize_layer
 from kformer.layers.feedforward import Project, activate
@@ -15,6 +14,7 @@ from kformer.models.base import Transformer
 from kformer.models.inputs import pad, real_tokens, unpack
 from kformer.models.seq2seq import Seq2Seq
 from kformer.models.stack import Decoder, Encoder
+from kformer.serialization import Configured, child_policy, register
 from kformer.training.losses import TokenCrossentropy
 from kformer.training.metrics import Perplexity, TokenAccuracy
 
@@ -105,9 +105,7 @@ class TokenClassifier(Classifier):
         config, num_classes, class_names, tokenizer, remat: as in `TextClassifier`.
     """
 
-    def __init__(
-        self, config, num_classes, class_names=None, tokenizer=None, remat=None, **kwargs
-    ):
+    def __init__(self, config, num_classes, class_names=None, tokenizer=None, remat=None, **kwargs):
         kwargs.setdefault("name", "token_classifier")
         super().__init__(config, num_classes, class_names, tokenizer, remat, **kwargs)
         config = self.config.replace(pooler=False)
@@ -122,7 +120,9 @@ class TokenClassifier(Classifier):
         if sample_weight is None:
             return weights
         sample_weight = ops.cast(sample_weight, "float32")
-        return weights * (sample_weight[:, None] if len(sample_weight.shape) == 1 else sample_weight)
+        return weights * (
+            sample_weight[:, None] if len(sample_weight.shape) == 1 else sample_weight
+        )
 
 
 class Score(NamedTuple):

@@ -3,7 +3,7 @@
 import keras
 from keras import ops
 
-from kformer.config import register
+from kformer.serialization import register
 
 
 def counted(labels, ignore_id, sample_weight=None):

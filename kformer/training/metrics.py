@@ -3,7 +3,7 @@
 import keras
 from keras import ops
 
-from kformer.config import register
+from kformer.serialization import register
 from kformer.training.losses import counted, token_losses
 
 

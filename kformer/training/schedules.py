@@ -5,7 +5,7 @@ import math
 import keras
 from keras import ops
 
-from kformer.config import register
+from kformer.serialization import register
 
 Schedule = keras.optimizers.schedules.LearningRateSchedule
 
@@ -58,7 +58,7 @@ class WarmupCosine(Warmup):
 
 @register
 class WarmupStableDecay(Warmup):
-    """Constant after the warm-up, then down to floor · peak in a line over the last `decay` steps."""
+    """Constant after the warm-up, then linearly down to floor · peak in the last `decay` steps."""
 
     def __init__(self, peak, warmup, total, decay, floor=0.0):
         super().__init__(peak, warmup, total=total, decay=decay, floor=floor)

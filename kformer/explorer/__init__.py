@@ -1,5 +1,5 @@
 """Looking into models."""
 
-from kformer.explore.maps import attention_maps, draw
+from kformer.explorer.maps import attention_maps, draw
 
 __all__ = ["attention_maps", "draw"]

@@ -1,0 +1,42 @@
+# make demo: set up and run the main job.  make test: set up and pass the tests on three backends.
+
+PYTHON ?= python3
+BACKENDS ?= torch jax tensorflow
+BIN := .venv/bin
+READY := .venv/.ready
+export TF_CPP_MIN_LOG_LEVEL := 3
+
+.PHONY: setup demo lint test test-deep clean $(BACKENDS)
+
+setup: $(READY)
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[tensorflow,jax,torch,test]"
+	touch $@
+
+demo: setup
+	KERAS_BACKEND=$${KERAS_BACKEND:-jax} $(BIN)/python recipes/find_ones.py
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+# Two workers with one thread each; little optimisation, as tiny shapes compile longer than they run.
+$(BACKENDS): setup
+	KERAS_BACKEND=$@ OMP_NUM_THREADS=1 COVERAGE_FILE=.coverage.$@ \
+	XLA_FLAGS="--xla_backend_optimization_level=0" \
+	$(BIN)/python -m pytest -n 2 --cov=kformer --cov-report= $(TEST_FLAGS)
+
+test: lint
+	@for backend in $(BACKENDS); do $(MAKE) --no-print-directory $$backend || exit 1; done
+	$(BIN)/coverage combine --keep .coverage.*
+	$(BIN)/coverage report
+	$(BIN)/python tests/coverage_floor.py
+
+test-deep:
+	$(MAKE) test TEST_FLAGS=--deep
+
+clean:
+	rm -rf .venv build dist out .coverage .coverage.* *.egg-info

@@ -1,0 +1,180 @@
+"""`kformer.check` finds planted faults and names the sub-layer; good models pass."""
+
+import keras
+import numpy as np
+import pytest
+from keras import layers, ops
+from support import BACKEND, CASES, CONFIGS, config, make_model
+
+import kformer
+from kformer.laws import LAWS
+
+
+@pytest.mark.parametrize("kind", ["CausalLM", "MaskedLM", "Seq2SeqLM", "TextClassifier"])
+def test_good_models_pass(kind, capsys):
+    name, arguments = next((n, a) for k, n, a in CASES if k == kind)
+    model = make_model(kind, CONFIGS[name].replace(bos_id=1), **arguments)
+    report = kformer.check(model)
+    printed = capsys.readouterr().out
+    assert report.ok, str(report)
+    assert "all laws hold" in printed and len(report.findings) == len(LAWS)
+
+
+@keras.saving.register_keras_serializable("test")
+class Attend(layers.Layer):
+    """A hand-made attention with a switch for each fault."""
+
+    def __init__(self, causal=True, padded=True, **kwargs):
+        super().__init__(**kwargs)
+        self.causal, self.padded, self.supports_masking = causal, padded, True
+        self.project = layers.Dense(48, name="project")
+        self.supports_masking = True
+
+    def build(self, shape):
+        self.project.build(shape)
+
+    def call(self, x, mask=None):
+        q, k, v = ops.split(self.project(x), 3, axis=-1)
+        scores = ops.matmul(q, ops.transpose(k, (0, 2, 1))) / 4.0
+        length = ops.shape(x)[1]
+        if self.causal:
+            row = ops.arange(length)
+            scores = ops.where(row[:, None] >= row[None], scores, -1e9)
+        if self.padded and mask is not None:
+            scores = ops.where(mask[:, None, :], scores, -1e9)
+        return ops.matmul(ops.softmax(scores), v)
+
+
+def foreign(fault=None, table=64):
+    """A small Keras model that is not kformer's, with one fault planted."""
+    ids = keras.Input((None,), dtype="int32")
+    x = layers.Embedding(40, 16, mask_zero=True, name="tokens")(ids)
+    if fault == "overrun":
+        x = Positions(table, name="positions")(x)
+    if fault == "dropout":
+        x = AlwaysDrop(name="always")(x)
+    for i in range(2):
+        bad = i == 1
+        attend = Attend(
+            causal=not (fault == "future" and bad),
+            padded=not (fault == "padding" and bad),
+            name=f"attend_{i}",
+        )
+        y = attend(x)
+        x = x + y if fault == "mask lost" else layers.Add(name=f"add_{i}")([x, y])
+    return keras.Model(ids, layers.Dense(40, name="head")(x))
+
+
+@keras.saving.register_keras_serializable("test")
+class AlwaysDrop(layers.Layer):
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.seeds, self.supports_masking = keras.random.SeedGenerator(1), True
+
+    def call(self, x):
+        return keras.random.dropout(x, 0.3, seed=self.seeds)
+
+
+@keras.saving.register_keras_serializable("test")
+class Positions(layers.Layer):
+    def __init__(self, size, **kwargs):
+        super().__init__(**kwargs)
+        self.size, self.supports_masking = size, True
+        self.table = layers.Embedding(size, 16, name="table")
+
+    def build(self, shape):
+        self.table.build()
+
+    def call(self, x):
+        return x + self.table(ops.arange(ops.shape(x)[1]))
+
+
+def test_a_foreign_model_without_fault():
+    report = kformer.check(foreign(), verbose=False)
+    broken = [f.law for f in report.findings if not f.ok]
+    assert broken == ["padding on the left"] or report.ok  # sees padding in rows that see nothing
+
+
+PLANTED = [
+    ("future", "no future leak", "attend_1"),
+    ("padding", "padding on the left", "attend_1"),
+    ("mask lost", "padding on the left", "attend_1"),
+    ("dropout", "same twice, dropout off", "always"),
+    ("overrun", "length past the table refused", "positions/table"),
+]
+
+
+@pytest.mark.parametrize(("fault", "law", "where"), PLANTED)
+def test_planted_faults(fault, law, where, capsys):
+    keras.utils.set_random_seed(1)
+    report = kformer.check(foreign(fault, table=20))
+    finding = report[law]
+    assert not report.ok and not finding.ok, str(report)
+    assert where in finding.where, str(report)
+    assert "BROKEN" in capsys.readouterr().out
+
+
+def test_bidirectional_padding_fault():
+    """Without causality a padding leak shows on the right as well."""
+    ids = keras.Input((None,), dtype="int32")
+    x = layers.Embedding(40, 16, mask_zero=True)(ids)
+    x = Attend(causal=False, padded=False, name="leaky")(x)
+    model = keras.Model(ids, layers.Dense(40)(x))
+    report = kformer.check(model, causal=False, verbose=False)
+    assert report["padding on the right"].where == "leaky"
+    assert report["no future leak"].note == "not causal"
+
+
+def test_unsaveable_and_bad_gradients():
+    class Secret(layers.Layer):
+        def __init__(self, function):
+            super().__init__()
+            self.function = function
+
+        def call(self, x):
+            return self.function(x)
+
+    ids = keras.Input((None,), dtype="int32")
+    x = layers.Embedding(40, 16)(ids)
+    model = keras.Model(ids, Secret(lambda x: ops.sqrt(x - x) + x)(x))
+    report = kformer.check(model, causal=True, pad_id=None, verbose=False)
+    assert not report["saved = loaded"].ok
+    assert not report["gradients finite"].ok and "embedding" in report["gradients finite"].where
+    assert report["padding on the left"].note == "no padding id"
+
+
+def test_arguments():
+    model = keras.Sequential([keras.Input((4,)), layers.Dense(3)])
+    with pytest.raises(ValueError, match="vocabulary_size must be given"):
+        kformer.check(model)
+    with pytest.raises(ValueError, match="two ids to try, got 2"):
+        kformer.check(kformer.CausalLM(config(vocabulary_size=2)))
+    report = kformer.check(
+        kformer.CausalLM(config()), inputs=lambda ids: {"ids": ids}, verbose=False
+    )
+    assert report.ok
+
+
+def test_attention_maps(tmp_path):
+    from kformer.explorer import draw
+
+    model = make_model("Seq2SeqLM", config(window=2, attention_dropout=0.5))
+    ids = np.array([[3, 4, 5, 0]], "int32")
+    maps = kformer.attention_maps(model, {"source": ids, "target": ids})
+    assert list(maps) == [
+        "encoder/block_0/self_attention", "encoder/block_1/self_attention",
+        "decoder/block_0/self_attention", "decoder/block_0/cross_attention",
+        "decoder/block_1/self_attention", "decoder/block_1/cross_attention",
+    ]  # fmt: skip
+    for weights in maps.values():
+        assert weights.shape == (1, 4, 4, 4)
+        np.testing.assert_allclose(weights[0, :, :3].sum(-1), 1.0, atol=1e-6)
+        assert (weights[..., 3] == 0).all()
+    draw(maps["decoder/block_0/cross_attention"], tmp_path / "map.png", labels=list("abcd"))
+    assert (tmp_path / "map.png").stat().st_size > 1000
+    with pytest.raises(ValueError, match="must be a Keras model or layer, got int"):
+        kformer.attention_maps(3, ids)
+
+
+def test_check_runs_here():
+    assert BACKEND in ("tensorflow", "jax", "torch")
