@@ -1,6 +1,7 @@
 """What all models share: built by their constructor, checked inputs, a compile() that is ready."""
 
 import contextvars
+import inspect
 
 import keras
 import numpy as np
@@ -135,21 +136,23 @@ class Transformer(Configured, keras.Model):
         labels = ops.cast(y, "int32")
         return counted(labels, self.loss.ignore_id, self.label_weights(x, y, sample_weight))
 
-    def fit(self, x=None, y=None, batch_size=None, validation_data=None, shuffle=True, **kwargs):
-        if validation_data is not None:
-            validation_data = self._checked_validation(validation_data)
+    def fit(self, *args, **kwargs):
+        """Keras' fit; see `compile` about `accumulate`."""
+        given = inspect.signature(super().fit).bind(*args, **kwargs).arguments
+        if given.get("validation_data") is not None:
+            given["validation_data"] = self._checked_validation(given["validation_data"])
+        x, y = given.get("x"), given.get("y")
         if feeding.is_arrays(x):
             self.check_batch(x, y)
-            if self.accumulate > 1:
-                weight = kwargs.pop("sample_weight", None)
-                x = feeding.ArrayBatches(x, y, weight, batch_size, shuffle)
-                y = batch_size = None
+        if feeding.is_arrays(x) and self.accumulate > 1:
+            weight, size = (given.pop(name, None) for name in ("sample_weight", "batch_size"))
+            x = feeding.ArrayBatches(x, y, weight, size, given.get("shuffle", True))
+            given.pop("y", None)
         if not feeding.is_arrays(x):
             x = feeding.feed(x, self.check_batch, self.accumulate, self.weigh)
-        shuffle = shuffle and self.accumulate == 1  # groups stay together
-        return super().fit(
-            x, y, batch_size, validation_data=validation_data, shuffle=shuffle, **kwargs
-        )
+        if self.accumulate > 1:
+            given["shuffle"] = False  # the batches of a group stay together
+        return super().fit(**{**given, "x": x})
 
     def _checked_validation(self, data):
         if isinstance(data, (tuple, list)):
@@ -157,11 +160,11 @@ class Transformer(Configured, keras.Model):
             return data
         return feeding.feed(data, self.check_batch)
 
-    def evaluate(self, x=None, y=None, **kwargs):
-        return super().evaluate(self._checked(x, y), y, **kwargs)
+    def evaluate(self, x=None, y=None, *args, **kwargs):
+        return super().evaluate(self._checked(x, y), y, *args, **kwargs)
 
-    def predict(self, x, **kwargs):
-        return super().predict(self._checked(x), **kwargs)
+    def predict(self, x, *args, **kwargs):
+        return super().predict(self._checked(x), *args, **kwargs)
 
     def _checked(self, x, y=None):
         if isinstance(x, feeding.CheckedDataset):
@@ -171,13 +174,13 @@ class Transformer(Configured, keras.Model):
             return x
         return feeding.feed(x, self.check_batch)
 
-    def train_on_batch(self, x, y=None, **kwargs):
+    def train_on_batch(self, x, y=None, *args, **kwargs):
         self.check_batch(x, y)
-        return super().train_on_batch(x, y, **kwargs)
+        return super().train_on_batch(x, y, *args, **kwargs)
 
-    def test_on_batch(self, x, y=None, **kwargs):
+    def test_on_batch(self, x, y=None, *args, **kwargs):
         self.check_batch(x, y)
-        return super().test_on_batch(x, y, **kwargs)
+        return super().test_on_batch(x, y, *args, **kwargs)
 
     def predict_on_batch(self, x):
         self.check_batch(x)
