@@ -6,6 +6,7 @@ tensor holds numbers already or is still a symbol of a traced function.
 """
 
 import contextlib
+import functools
 
 import keras
 import numpy as np
@@ -67,7 +68,11 @@ def _torch_attention(query, key, value, visible, bias, scale):
 
 def _jax_attention(query, key, value, visible, bias, scale):
     bias = None if bias is None else bias.astype(query.dtype)
-    out = jax.nn.dot_product_attention(query, key, value, bias, visible, scale=scale)
+    attend = functools.partial(jax.nn.dot_product_attention, bias=bias, mask=visible, scale=scale)
+    try:
+        out = attend(query, key, value, implementation="cudnn")
+    except (NotImplementedError, RuntimeError, ValueError):  # no such device, dtype or shape
+        out = attend(query, key, value, implementation="xla")
     if visible is None:
         return out
     sees = ops.transpose(ops.any(visible, axis=-1, keepdims=True), (0, 2, 1, 3))

@@ -236,12 +236,11 @@ def _checked(name, kind, value):
             raise ValueError(f"{name} must be one of {rule}, got {value!r}")
         return value
     if name == "window":
-        many = isinstance(value, (tuple, list))
-        for item in value if many else (value,):
-            _whole("window", 1, 2**24, item, allow_none=many)
-        if many and not value:
+        if not isinstance(value, (tuple, list)):
+            return _whole("window", 1, 2**24, value)
+        if not value:
             raise ValueError(f"window must not be empty, got {value!r}")
-        return tuple(value) if many else value
+        return tuple(None if item is None else _whole("window", 1, 2**24, item) for item in value)
     if name == "rotary_scaling":
         return _scaling(value)
     if name in ("pad_id", "bos_id", "eos_id"):
@@ -255,9 +254,7 @@ def _checked(name, kind, value):
     return value
 
 
-def _whole(name, lowest, highest, value, allow_none=False):
-    if value is None and allow_none:
-        return None
+def _whole(name, lowest, highest, value):
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise ValueError(f"{name} must be a whole number, got {value!r}")
     if not lowest <= value <= highest:
@@ -277,7 +274,7 @@ def _real(name, lowest, highest, low_ok, high_ok, value):
 
 
 def _scaling(value):
-    if not isinstance(value, dict) or value.get("type") not in SCALINGS:
+    if not isinstance(value, dict) or value.get("type") not in list(SCALINGS):
         rule = f"a dict with 'type' one of {', '.join(SCALINGS)}"
         raise ValueError(f"rotary_scaling must be {rule}, got {value!r}")
     kind = value["type"]

@@ -18,19 +18,23 @@ class Tokens(NamedTuple):
     order: Any  # place in the row: causality and windows count in it
     positions: Any  # number of the token in its document: what position schemes see
     segments: Any = None  # document number in a packed row, 0 = padding
-    prefix: Any = None  # (B, 1): that many first tokens are visible to all (prefix-LM)
+    in_prefix: Any = None  # True = visible to all tokens of its document (prefix-LM)
 
 
 def describe(real, positions=None, segments=None, prefix=None):
-    """Tokens from a boolean (B, T) array and what else is known."""
+    """Tokens from a boolean (B, T) array and what else is known.
+
+    prefix: (B,), so many first tokens of a row, or of each document in it, are visible to all.
+    """
     if segments is not None:
         segments = ops.cast(segments, "int32")
     if positions is None:
         positions = count(real, segments)
     order = ops.broadcast_to(ops.arange(ops.shape(real)[1], dtype="int32"), ops.shape(real))
+    in_prefix = None
     if prefix is not None:
-        prefix = ops.reshape(ops.cast(prefix, "int32"), (-1, 1))
-    return Tokens(real, order, ops.cast(positions, "int32"), segments, prefix)
+        in_prefix = count(real, segments) < ops.reshape(ops.cast(prefix, "int32"), (-1, 1))
+    return Tokens(real, order, ops.cast(positions, "int32"), segments, in_prefix)
 
 
 def real_tokens(ids, pad_id=None, padding_mask=None, segments=None, starts_with_pad=False):
@@ -66,7 +70,8 @@ def count(real, segments=None):
     running = ops.cumsum(ops.cast(real, "int32"), axis=1) - 1
     if segments is not None:
         before = ops.concatenate([ops.zeros_like(segments[:, :1]), segments[:, :-1]], axis=1)
-        starts = ops.where(ops.not_equal(segments, before), running, ops.zeros_like(running))
+        earlier = running + 1 - ops.cast(real, "int32")  # real tokens before this place
+        starts = ops.where(ops.not_equal(segments, before), earlier, ops.zeros_like(running))
         running = running - ops.associative_scan(ops.maximum, starts, axis=1)
     return ops.maximum(running, 0)
 
@@ -81,8 +86,8 @@ def visible(query, key, causal=False, window=None):
     distance = query.order[:, :, None] - key.order[:, None, :]
     if causal:
         earlier = distance >= 0
-        if key.prefix is not None:
-            earlier = ops.logical_or(earlier, (key.positions < key.prefix)[:, None, :])
+        if key.in_prefix is not None:
+            earlier = ops.logical_or(earlier, key.in_prefix[:, None, :])
         seen = ops.logical_and(seen, earlier)
     if window is not None:
         seen = ops.logical_and(seen, ops.abs(distance) < window)
@@ -131,7 +136,7 @@ def windowed(tokens, causal, window, size):
 
     A query sees the block before its own and its own; where it may look ahead, also the next.
     """
-    neighbours = 2 if causal and tokens.prefix is None else 3
+    neighbours = 2 if causal and tokens.in_prefix is None else 3
     query, key = fold(tokens, size), fold(tokens, size, neighbours)
     seen = visible(query, key, causal, window)
     shape = ops.shape(seen)
@@ -140,11 +145,7 @@ def windowed(tokens, causal, window, size):
 
 def fold(tokens, size, neighbours=1):
     """The description of folded tokens: of queries, or of keys with their neighbours."""
-    folded = [None if x is None else fold_rows(x, size, neighbours) for x in tokens[:4]]
-    prefix = tokens.prefix
-    if prefix is not None:
-        prefix = ops.repeat(prefix, -(-ops.shape(tokens.real)[1] // size), axis=0)
-    return Tokens(*folded, prefix)
+    return Tokens(*(None if x is None else fold_rows(x, size, neighbours) for x in tokens))
 
 
 def fold_rows(x, size, neighbours=1):

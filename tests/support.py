@@ -4,7 +4,6 @@ A new model joins the whole suite by one line in `CASES`.
 """
 
 import functools
-import os
 
 import keras
 import numpy as np
@@ -213,12 +212,6 @@ def directional(function, weights, gradients, seed=0, step=1e-6, tolerance=1e-5)
         found = float((gradient.astype("float64") * direction).sum())
         allowed = tolerance * np.linalg.norm(gradient) + noise
         assert abs(found - expected) <= allowed, f"{path}: {found} and {expected}, ± {allowed:.2g}"
-
-
-def shared(path=""):
-    """The folder of real data beside the project, or None."""
-    folder = os.path.join(os.path.dirname(__file__), "..", "..", "shared", path)
-    return folder if os.path.isdir(folder) else None
 
 
 import reference  # noqa: E402  (last: it is data for the functions above)

@@ -88,7 +88,7 @@ def test_b28_in_data_sets(model):
     wrong = GOOD.copy()
     wrong[3, 1] = 99
     for source in sources([(GOOD, LABELS), (wrong, LABELS)]):
-        with pytest.raises(Exception, match=r"ids must be in \[0, 23\), got 99"):
+        with pytest.raises(ValueError, match=r"ids must be in \[0, 23\), got 99"):
             model.fit(source, verbose=0, shuffle=False)
     for source in sources([(GOOD, LABELS), (GOOD, LABELS)]):
         history = model.fit(source, verbose=0, shuffle=False).history
@@ -209,7 +209,7 @@ def test_missing_keys(model):
     with pytest.raises(ValueError, match="dict of 'source' and 'target', got ndarray"):
         translator(GOOD)
     other = make_model("Seq2SeqLM", config(target_vocabulary_size=9))
-    with pytest.raises(ValueError, match=r"ids must be in \[0, 9\)"):
+    with pytest.raises(ValueError, match=r"target ids must be in \[0, 9\)"):
         other({"source": GOOD, "target": GOOD % 9 + 9})
 
 

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 from keras import ops
-from support import BACKEND, close, config, exact, randomize
+from support import close, config, exact, randomize
 
 from kformer import backend, layers
 from kformer.layers.feedforward import Project
@@ -294,5 +294,22 @@ def test_muon_and_lora_reach_the_projections():
     assert tuple(layer(numbers(1, 3, D)).shape) == (1, 3, D)
 
 
-def test_backend_is_the_one_asked_for():
-    assert backend.BACKEND == BACKEND
+def test_positions_count_real_tokens():
+    """Behind an implicit mask, left padding moves nothing."""
+    embed = keras.layers.Embedding(9, D, mask_zero=True)
+    for layer in (layers.SinusoidalPositions(), layers.LearnedPositions(4, D)):
+        plain = backend.to_numpy(layer(embed(np.array([[3, 4, 5]]))))
+        padded = backend.to_numpy(layer(embed(np.array([[0, 0, 3, 4, 5]]))))
+        close(padded[:, 2:], plain, 1e-6)
+
+
+def test_context_of_another_width():
+    layer = layers.MultiHeadAttention(D, 2)
+    out = layer(numbers(2, 3, D), context=numbers(2, 4, 5))
+    assert tuple(out.shape) == (2, 3, D)
+    memory = layer.keys_values(ops.convert_to_tensor(numbers(2, 4, 5)))
+    close(backend.to_numpy(layer(numbers(2, 3, D), context=memory)), backend.to_numpy(out), 1e-6)
+    with pytest.raises(ValueError, match="num_heads=0"):
+        layers.MultiHeadAttention(8, 0)
+    with pytest.raises(ValueError, match="window=-1"):
+        layers.MultiHeadAttention(8, 2, window=-1)

@@ -5,10 +5,11 @@ import json
 import keras
 import numpy as np
 import pytest
+import reference
 from support import CASES, Case, case, case_ids, close, config, exact, make_model, run
 
 import kformer
-from kformer import backend
+from kformer import backend, masks
 
 every_case = pytest.mark.parametrize("number", range(len(CASES)), ids=case_ids)
 
@@ -207,7 +208,6 @@ def test_p38_permutation(kind):
 @pytest.mark.parametrize("name", ["sinusoidal", "t5", "marian"])
 def test_p40_source_padding(name):
     """Cross-attention ignores the padding of the source, however much there is."""
-    model = make_model("Seq2SeqLM", config())
     c = Case("Seq2SeqLM", name, {})
     model, ids, source = c.model, c.ids(), c.source()
     short = run(model, {"source": source, "target": ids})
@@ -227,6 +227,8 @@ def test_prefix_sees_itself():
     ids, prefix = case(0).ids(2), np.array([4, 0], "int32")
     plain, with_prefix = run(model, ids), run(model, {"ids": ids, "prefix": prefix})
     exact(plain[1], with_prefix[1])
+    explicit = {"ids": ids, "prefix": prefix, "positions": np.tile(np.arange(8), (2, 1))}
+    close(run(model, explicit), with_prefix, 1e-6)
     assert np.abs(plain[0, :3] - with_prefix[0, :3]).max() > 1e-3
     later = ids.copy()
     later[:, 6] = later[:, 6] % 20 + 1
@@ -251,6 +253,11 @@ def test_score_and_perplexity():
     assert np.isfinite(scored.log_probs[0, 1:]).all()
     with pytest.raises(ValueError, match="tokenizer=None"):
         model.score(["text"])
+    with pytest.raises(ValueError, match="got a MaskedLM"):
+        make_model("MaskedLM", config()).score(rows)
+    packed = {"ids": [[3, 5, 7, 2]], "segments": [[1, 1, 2, 2]]}
+    packed = model.score({key: np.array(value) for key, value in packed.items()})
+    assert (np.isnan(packed.log_probs) == [[True, False, True, False]]).all()
 
 
 def test_score_of_texts():
@@ -279,10 +286,42 @@ def test_resize_vocabulary(tied):
     assert model.config.vocabulary_size == 30 and after.shape[-1] == 30
     assert model.count_params() == model.config.parameter_count("causal_lm")
     model.fit(np.full((2, 4), 29), np.full((2, 4), 28), verbose=0)
+    model.predict(ids, verbose=0)
     model.resize_vocabulary(10)
+    assert model.predict(ids % 10, verbose=0).shape[-1] == 10
     assert backend.to_numpy(model(ids % 10)).shape[-1] == 10
     with pytest.raises(ValueError, match="vocabulary_size must be from 1.*got 0"):
         model.resize_vocabulary(0)
+
+
+def test_resize_of_other_models():
+    both = make_model("Seq2SeqLM", config(target_vocabulary_size=19))
+    both.resize_vocabulary(40, side="source")
+    both.resize_vocabulary(30)
+    ids = np.array([[5, 6]])
+    assert backend.to_numpy(both({"source": ids + 30, "target": ids + 20})).shape[-1] == 30
+    for kind, arguments in (("Encoder", {}), ("TextClassifier", {"num_classes": 2})):
+        model = make_model(kind, config(), **arguments)
+        model.resize_vocabulary(40)
+        assert np.isfinite(backend.to_numpy(model(ids + 30))).all()
+
+
+def test_packed_rows_longer_than_the_table():
+    """What counts is the longest document, not the row."""
+    model = make_model("CausalLM", config(position="learned", max_length=4))
+    ids = case(0).ids(1)
+    packed = {"ids": ids, "segments": np.array([[1] * 4 + [2] * 4])}
+    assert tuple(model(packed).shape) == (1, 8, 23)
+    padded = np.concatenate([np.zeros((1, 6), "int32"), ids[:, :3]], 1)
+    assert tuple(model(padded).shape) == (1, 9, 23)
+
+
+def test_positions_of_packed_rows():
+    real = np.array([[1, 1, 0, 1, 1, 0], [0, 1, 1, 1, 0, 1]], bool)
+    segments = np.array([[1, 1, 2, 2, 2, 2], [1, 1, 1, 2, 2, 2]], "int32")
+    to_tensor = keras.ops.convert_to_tensor
+    found = backend.to_numpy(masks.count(to_tensor(real), to_tensor(segments)))
+    assert (found == reference.positions_of(real, segments))[real].all()
 
 
 def test_names_and_summary(capsys):
@@ -308,7 +347,9 @@ def test_class_names_are_kept(tmp_path):
 def test_pooler():
     encoder = make_model("Encoder", config(pooler=True))
     ids = case(0).ids()
-    hidden, pooled = run(encoder, ids, return_pooled=True)
+    _, pooled = run(encoder, ids, return_pooled=True)
+    padded = np.pad(ids, ((0, 0), (3, 0)))
+    close(run(encoder, padded, return_pooled=True)[1], pooled, 1e-5)
     assert pooled.shape == (3, 16) and np.abs(pooled).max() <= 1.0
     assert len(run(encoder, ids, return_pooled=True, return_hidden=True)) == 3
     with pytest.raises(ValueError, match="pooler=False"):

@@ -157,6 +157,18 @@ def test_p27_padding_changes_no_gradient(kind):
         close(a, b, 1e-6)
 
 
+@pytest.mark.parametrize("how", ["padding_mask", "segments"])
+def test_p27_padding_by_mask_counts_nothing(how):
+    """Where no id is padding, labels under a mask or outside of documents are not looked at."""
+    model = make_model("CausalLM", config(pad_id=None))
+    model.compile()
+    real = np.arange(8)[None] < np.array([[8], [5], [3], [1]] * 2)
+    x = {"ids": X, how: real if how == "padding_mask" else real.astype("int32")}
+    other = np.where(real, Y, Y[::-1] % 22)
+    losses = [model.evaluate(x, y, verbose=0, return_dict=True)["loss"] for y in (Y, other)]
+    assert (Y != other).any() and float(losses[0]) == pytest.approx(float(losses[1]), rel=1e-6)
+
+
 class Batches(keras.utils.PyDataset):
     """Ragged batches: the third has almost nothing but padding."""
 
@@ -228,7 +240,7 @@ def test_accumulation_errors():
     with pytest.raises(ValueError, match="must be left out beside accumulate, got 3"):
         model.compile(keras.optimizers.SGD(gradient_accumulation_steps=3), accumulate=2)
     model.compile(accumulate=2)
-    with pytest.raises(ValueError, match="accumulate needs arrays.*got Odd"):
+    with pytest.raises(ValueError, match="accumulate needs arrays or a PyDataset, got Odd"):
 
         class Odd:
             def __iter__(self):
@@ -430,10 +442,9 @@ def test_compile_without_arguments(number):
         c.kind, c.config, {v.path: backend.to_numpy(v).astype("float64") for v in model.weights},
         inputs, c.arguments.get("pooling", "mean"),
     )  # fmt: skip
+    counts = ids != c.config.pad_id if c.per_token else np.ones(len(ids), bool)
     if c.kind.endswith("LM"):
-        counts = labels != c.config.pad_id
-    else:
-        counts = ids != c.config.pad_id if c.per_token else np.ones(len(ids), bool)
+        counts &= labels != c.config.pad_id
     expected = reference.crossentropy(truth, labels, counts)
     logs = model.evaluate(inputs, labels, verbose=0, return_dict=True)
     assert float(logs["loss"]) == pytest.approx(expected, rel=1e-4)

@@ -175,7 +175,7 @@ class MultiHeadAttention(layers.Layer):
         super().__init__(**kwargs)
         self.num_heads = num_heads
         self.num_key_value_heads = num_key_value_heads or num_heads
-        check_heads(hidden_dim, num_heads, self.num_key_value_heads, head_dim)
+        check_numbers(hidden_dim, num_heads, self.num_key_value_heads, head_dim, window)
         self.head_dim = head_dim or hidden_dim // num_heads
         self.causal, self.window, self.softcap, self.sinks = causal, window, softcap, sinks
         self.scale = self.head_dim**-0.5 if scale is None else scale
@@ -209,8 +209,10 @@ class MultiHeadAttention(layers.Layer):
         return traced_spec(self, *args, **kwargs)
 
     def build(self, x_shape, context_shape=None):
-        for child in (self.query, self.key, self.value):
-            child.build((None, None, x_shape[-1]))
+        source = x_shape[-1] if context_shape is None else context_shape[-1]
+        self.query.build((None, None, x_shape[-1]))
+        self.key.build((None, None, source))
+        self.value.build((None, None, source))
         self.output_projection.build((None, None, self.num_heads * self.head_dim))
         for norm in (self.query_norm, self.key_norm):
             if norm is not None:
@@ -243,8 +245,11 @@ class MultiHeadAttention(layers.Layer):
             query, key = masks.from_hidden(x, mask, positions), None
             x = without_padding(x, mask)
             if not own:
-                key = masks.from_hidden(context, context_mask, context_positions)
-                context = without_padding(context, context_mask)
+                if isinstance(context, KeysValues):  # Keras fills in a mask for each of its parts
+                    key = masks.from_hidden(context.keys[:, :, 0])
+                else:
+                    key = masks.from_hidden(context, context_mask, context_positions)
+                    context = without_padding(context, context_mask)
             sight = look(query, key, self.causal, self.window, dense=dense)
             visible = masks.combine(sight.visible, attention_mask)
             positions = query.positions
@@ -304,7 +309,11 @@ class MultiHeadAttention(layers.Layer):
         return masks.unfold_rows(out, length)
 
 
-def check_heads(hidden_dim, num_heads, num_key_value_heads, head_dim):
+def check_numbers(hidden_dim, num_heads, num_key_value_heads, head_dim, window):
+    if num_heads < 1 or num_key_value_heads < 1:
+        raise ValueError(f"num_heads must be at least 1, got num_heads={num_heads}")
+    if window is not None and window < 1:
+        raise ValueError(f"window must be at least 1, got window={window}")
     if head_dim is None and hidden_dim % num_heads:
         rule = "hidden_dim must be a multiple of num_heads"
         raise ValueError(f"{rule}, got hidden_dim={hidden_dim}, num_heads={num_heads}")

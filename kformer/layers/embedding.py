@@ -1,5 +1,6 @@
 """Token embedding, tied with the output projection. Letters: B batch, T tokens, D width, V ids."""
 
+import contextvars
 import math
 
 import keras
@@ -9,10 +10,15 @@ from keras import initializers, layers, ops
 from kformer import backend
 from kformer.serialization import child_policy, register
 
+inside_a_model = contextvars.ContextVar("kformer_inside_a_model", default=False)
+
 
 def refuse_outside(name, ids, size):
-    """ValueError if ids hold numbers now and one of them is not in [0, size)."""
-    if not backend.is_concrete(ids):
+    """ValueError if ids hold numbers now and one of them is not in [0, size).
+
+    A model has checked its inputs where they came in: looking again would cost a device a stop.
+    """
+    if inside_a_model.get() or not backend.is_concrete(ids):
         return
     ids = backend.to_numpy(ids)
     if ids.dtype.kind not in "iu":

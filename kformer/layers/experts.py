@@ -139,7 +139,7 @@ class MixtureOfExperts(layers.Layer):
         if isinstance(tokens, int):
             slots = min(max(math.ceil(share * tokens), 1), tokens)
         else:  # TensorFlow, where tracing does not know the batch
-            slots = ops.cast(ops.ceil(share * ops.cast(tokens, "float32")), "int32")
+            slots = ops.cast(ops.ceil(share * ops.cast(tokens, "float64")), "int32")
             slots = ops.minimum(ops.maximum(slots, 1), tokens)
         flat = ops.reshape(chosen, (-1,))
         counts = ops.one_hot(flat, experts, dtype="int32")

@@ -2,7 +2,7 @@
 
 Absolute schemes (`SinusoidalPositions`, `LearnedPositions`) add a vector to the embedding;
 `RotaryPositions` turns queries and keys; `AlibiBias` and `RelativeBias` add to the scores.
-All take explicit positions (T,) or (B, T); without them they count 0, 1, 2, ... along the row.
+All take explicit positions (T,) or (B, T); without them they count real tokens along the row.
 
 Letters: B batch, T queries, S keys, D width, N heads, H head width.
 """
@@ -12,13 +12,16 @@ import math
 import numpy as np
 from keras import layers, ops
 
+from kformer import masks
 from kformer.layers.embedding import Table, refuse_outside
 from kformer.serialization import child_policy, register
 
 
-def default_positions(x, positions):
-    """Explicit positions, or 0, 1, 2, ... for the second axis of x."""
-    return ops.arange(ops.shape(x)[1], dtype="int32") if positions is None else positions
+def default_positions(x, positions, mask=None):
+    """Explicit positions, or 0, 1, 2, ... along the second axis of x, padding not counted."""
+    if positions is not None:
+        return positions
+    return ops.arange(ops.shape(x)[1], dtype="int32") if mask is None else masks.count(mask)
 
 
 def constant(array):
@@ -58,8 +61,8 @@ class SinusoidalPositions(layers.Layer):
     def compute_output_shape(self, x_shape, positions_shape=None):
         return x_shape
 
-    def call(self, x, positions=None):
-        positions = default_positions(x, positions) + self.offset
+    def call(self, x, positions=None, mask=None):
+        positions = default_positions(x, positions, mask) + self.offset
         return x + ops.cast(self.encode(positions, x.shape[-1]), x.dtype)
 
     def encode(self, positions, width):
@@ -101,14 +104,14 @@ class LearnedPositions(layers.Layer):
     def build(self, x_shape, positions_shape=None):
         self.table.build()
 
-    def call(self, x, positions=None):
-        length = x.shape[1]
-        if positions is None and isinstance(length, int) and length > self.max_length:
+    def call(self, x, positions=None, mask=None):
+        length, counted = x.shape[1], positions is None and mask is None
+        if counted and isinstance(length, int) and length > self.max_length:
             rule = f"length must be at most max_length={self.max_length}"
             raise ValueError(f"{rule} with learned positions, got length {length}")
         if positions is not None:
             refuse_outside("positions", positions, self.max_length)
-        positions = default_positions(x, positions)
+        positions = default_positions(x, positions, mask)
         return x + self.table(ops.where(positions < 0, -1, positions + self.offset))
 
 

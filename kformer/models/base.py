@@ -1,13 +1,12 @@
 """What all models share: built by their constructor, checked inputs, a compile() that is ready."""
 
-import contextvars
 import inspect
 
 import keras
 import numpy as np
 from keras import ops
 
-from kformer.layers.embedding import Table, TokenEmbedding
+from kformer.layers.embedding import Table, TokenEmbedding, inside_a_model, resize_layer
 from kformer.layers.experts import MixtureOfExperts
 from kformer.layers.positions import AlibiBias, RelativeBias
 from kformer.models import feeding
@@ -16,7 +15,6 @@ from kformer.serialization import Configured
 from kformer.training.losses import TokenCrossentropy, counted
 
 TAKES_INTEGERS = (TokenEmbedding, Table, AlibiBias, RelativeBias)
-_inside = contextvars.ContextVar("kformer_inside_a_model", default=False)
 
 
 class Transformer(Configured, keras.Model):
@@ -46,16 +44,16 @@ class Transformer(Configured, keras.Model):
 
     def __call__(self, inputs, *args, **kwargs):
         """Checks the inputs where they enter; models inside of models take them as they are."""
-        if _inside.get():
+        if inside_a_model.get():
             return super().__call__(inputs, *args, **kwargs)
         if isinstance(inputs, (list, tuple)):
             inputs = np.asarray(inputs)
         self.check_inputs(inputs)
-        token = _inside.set(True)
+        token = inside_a_model.set(True)
         try:
             return super().__call__(inputs, *args, **kwargs)
         finally:
-            _inside.reset(token)
+            inside_a_model.reset(token)
 
     def summary(self, *args, expand_nested=True, **kwargs):
         """Keras' summary, down to the blocks."""
@@ -68,6 +66,33 @@ class Transformer(Configured, keras.Model):
 
     def experts(self):
         return [part for part in self._flatten_layers() if isinstance(part, MixtureOfExperts)]
+
+    def resize_vocabulary(self, size, side="target"):
+        """Change the number of ids in place; rows of kept ids stay, new ones start at the mean.
+
+        Optimizer and compiled functions know the old shapes: a compiled model is compiled anew,
+        and its optimizer starts from nothing.
+
+        Args:
+            size: the new number of ids.
+            side: "target", or "source" where the two sides of an encoder-decoder have
+                vocabularies of their own.
+        """
+        own = self.config.target_vocabulary_size is not None and side == "target"
+        field = "target_vocabulary_size" if own else "vocabulary_size"
+        self.config.replace(**{field: size})  # refuses a wrong size before anything changes
+        table, *heads = self.vocabulary_layers(side)
+        table.resize(size)
+        for head in heads:
+            resize_layer(head, "units", size)
+        for part in self._flatten_layers():
+            if isinstance(part, Configured):
+                part.config = part.config.replace(**{field: size})
+            if isinstance(part, keras.Model):
+                part.train_function = part.test_function = part.predict_function = None
+        if self.compiled:
+            self.compile_from_config(self.get_compile_config())
+        return self
 
     # Training
 
@@ -152,7 +177,8 @@ class Transformer(Configured, keras.Model):
             x = feeding.feed(x, self.check_batch, self.accumulate, self.weigh)
         if self.accumulate > 1:
             given["shuffle"] = False  # the batches of a group stay together
-        return super().fit(**{**given, "x": x})
+        with feeding.errors_of_the_host():
+            return super().fit(**{**given, "x": x})
 
     def _checked_validation(self, data):
         if isinstance(data, (tuple, list)):
@@ -161,10 +187,12 @@ class Transformer(Configured, keras.Model):
         return feeding.feed(data, self.check_batch)
 
     def evaluate(self, x=None, y=None, *args, **kwargs):
-        return super().evaluate(self._checked(x, y), y, *args, **kwargs)
+        with feeding.errors_of_the_host():
+            return super().evaluate(self._checked(x, y), y, *args, **kwargs)
 
     def predict(self, x, *args, **kwargs):
-        return super().predict(self._checked(x), *args, **kwargs)
+        with feeding.errors_of_the_host():
+            return super().predict(self._checked(x), *args, **kwargs)
 
     def _checked(self, x, y=None):
         if isinstance(x, feeding.CheckedDataset):

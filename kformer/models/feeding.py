@@ -4,7 +4,11 @@ Where a model accumulates gradients, batches also get the weights that make n sm
 to one large one.
 """
 
+import contextlib
+import copy
 import inspect
+import random
+import threading
 
 import keras
 import numpy as np
@@ -51,18 +55,34 @@ def _checked(batches, check):
         yield _passed(batch, check)
 
 
+_host_errors = []
+
+
+@contextlib.contextmanager
+def errors_of_the_host():
+    """TensorFlow wraps what a check raised inside of tf.data: here it comes out again."""
+    _host_errors.clear()
+    try:
+        yield
+    except Exception as error:
+        if _host_errors:
+            raise _host_errors[0] from error
+        raise
+
+
 def _checked_tf(dataset, check):
     def on_host(flat):
-        batch = keras.tree.pack_sequence_as(dataset.element_spec, list(flat))
-        _passed(batch, check)
+        try:
+            _passed(tree.pack_sequence_as(dataset.element_spec, list(flat)), check)
+        except ValueError as error:
+            _host_errors.append(error)
+            raise
         return flat
 
     return backend.map_dataset(dataset, on_host)
 
 
 def _checked_loader(loader, check):
-    import copy
-
     loader, collate = copy.copy(loader), loader.collate_fn
     loader.collate_fn = lambda samples: _passed(collate(samples), check)
     return loader
@@ -75,6 +95,7 @@ class CheckedDataset(keras.utils.PyDataset):
         super().__init__(inner.workers, inner.use_multiprocessing, inner.max_queue_size)
         self.inner, self.check = inner, check
         self.accumulate, self.weigh = accumulate, weigh
+        self.group, self.lock = (None, []), threading.Lock()
 
     @property
     def num_batches(self):
@@ -85,12 +106,16 @@ class CheckedDataset(keras.utils.PyDataset):
         if self.accumulate == 1:
             return _passed(self.inner[index], self.check)
         first = index - index % self.accumulate
-        numbers = range(first, min(first + self.accumulate, self.inner.num_batches))
-        group = [self.inner[i] for i in numbers]
-        batch = share(group, self.accumulate, self.weigh)[index - first]
+        with self.lock:  # a data set may be random: every batch of a group is loaded once
+            if self.group[0] != first:
+                numbers = range(first, min(first + self.accumulate, self.inner.num_batches))
+                batches = [self.inner[i] for i in numbers]
+                self.group = first, share(batches, self.accumulate, self.weigh)
+            batch = self.group[1][index - first]
         return _passed(batch, self.check)
 
     def on_epoch_begin(self):
+        self.group = (None, [])
         self.inner.on_epoch_begin()
 
     def on_epoch_end(self):
@@ -100,11 +125,11 @@ class CheckedDataset(keras.utils.PyDataset):
 class ArrayBatches(keras.utils.PyDataset):
     """Arrays as shuffled batches, for the cases in which Keras must not do the batching."""
 
-    def __init__(self, x, y, sample_weight, batch_size, shuffle, seed=0):
+    def __init__(self, x, y, sample_weight, batch_size, shuffle):
         super().__init__()
         self.arrays = (x, y) if sample_weight is None else (x, y, sample_weight)
         self.size, self.batch_size = len(tree.flatten(x)[0]), batch_size or 32
-        self.random = np.random.default_rng(seed) if shuffle else None
+        self.random = np.random.default_rng(random.getrandbits(32)) if shuffle else None
         self.order = np.arange(self.size)
         self.on_epoch_end()
 

@@ -46,10 +46,6 @@ def check(inputs, config, size, name="ids"):
     ids, extras = unpack(inputs)
     check_ids(name, ids, size)
     shape = tuple(ids.shape) if hasattr(ids, "shape") else np.shape(ids)
-    if config.position == "learned" and "positions" not in extras and shape[1] is not None:
-        if shape[1] > config.max_length:
-            rule = f"length must be at most max_length={config.max_length}"
-            raise ValueError(f"{rule} with learned positions, got length {shape[1]}")
     if config.token_types == 0 and "token_types" in extras:
         raise ValueError("token_types must be left out where config.token_types=0")
     limits = dict(
@@ -64,6 +60,22 @@ def check(inputs, config, size, name="ids"):
             check_ids(key, value, limits[key], expected)
         else:
             check_padding_mask(value, expected)
+    if config.position == "learned" and "positions" not in extras:
+        check_length(inputs, config, shape)
+
+
+def check_length(inputs, config, shape):
+    """Rows must fit into the table of learned positions: padding and other documents do not
+    count where they can be seen, else the length does."""
+    length, limit = shape[1], config.max_length
+    if length is None or length <= limit:
+        return
+    _, extras = unpack(inputs)
+    if all(backend.is_concrete(x) for x in (unpack(inputs)[0], *extras.values())):
+        length = int(backend.to_numpy(describe(inputs, config).positions).max()) + 1
+    if length > limit:
+        rule = f"length must be at most max_length={limit} with learned positions"
+        raise ValueError(f"{rule}, got length {length}")
 
 
 def check_ids(name, ids, size, shape=None):

@@ -48,6 +48,9 @@ class Seq2Seq(Transformer):
             return out
         return out[0], {"encoder": encoder_states, "decoder": out[1]}
 
+    def vocabulary_layers(self, side):
+        return [self.decoder.embedding if side == "target" else self.encoder.embedding]
+
     def compute_mask(self, inputs, previous_mask=None):
         return self.decoder.compute_mask(inputs["target"])
 
@@ -55,5 +58,5 @@ class Seq2Seq(Transformer):
         if not isinstance(inputs, dict) or set(inputs) != {"source", "target"}:
             got = sorted(inputs) if isinstance(inputs, dict) else type(inputs).__name__
             raise ValueError(f"inputs must be a dict of 'source' and 'target', got {got}")
-        self.encoder.check_inputs(inputs["source"])
-        self.decoder.check_inputs(inputs["target"])
+        self.encoder.check_inputs(inputs["source"], "source ids")
+        self.decoder.check_inputs(inputs["target"], "target ids")

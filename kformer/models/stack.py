@@ -8,6 +8,7 @@ from kformer.layers.attention import look, without_padding
 from kformer.layers.blocks import DecoderBlock, EncoderBlock, position_bias
 from kformer.layers.embedding import Table, TokenEmbedding
 from kformer.layers.feedforward import Project
+from kformer.layers.heads import Pooling
 from kformer.layers.positions import LearnedPositions, SinusoidalPositions
 from kformer.models.base import Transformer
 from kformer.models.inputs import check, describe, real_tokens, unpack
@@ -59,8 +60,11 @@ class Stack(Transformer):
         hidden = [x]
         for block in self.blocks:
             sight = sights[block.window]
-            run = self.run_recomputed if self.remat == "block" and training else self.run
-            x = run(block, x, memory=memory, sight=sight, memory_sight=across, training=training)
+            given = dict(memory=memory, sight=sight, memory_sight=across)
+            if self.remat == "block" and training:
+                x = self.run_recomputed(block, x, **given)
+            else:
+                x = block(x, **given, training=training)
             hidden.append(x)
         x = x if self.final_norm is None else self.final_norm(x)
         return (x, [*hidden[:-1], x]) if return_hidden else x
@@ -79,10 +83,7 @@ class Stack(Transformer):
         x = x if self.embedding_norm is None else self.embedding_norm(x)
         return self.drop(x, training=training)
 
-    def run(self, block, x, **inputs):
-        return block(x, **inputs)
-
-    def run_recomputed(self, block, x, training=None, **inputs):
+    def run_recomputed(self, block, x, **inputs):
         """The block as a pure function, whose inner values are computed again for the gradient.
 
         Weights go in as arguments; random seeds and other state go in as values and come out as
@@ -113,9 +114,12 @@ class Stack(Transformer):
     def compute_mask(self, inputs, previous_mask=None):
         return real_tokens(inputs, self.config, self.is_target)
 
-    def check_inputs(self, inputs):
+    def vocabulary_layers(self, side):
+        return [self.embedding]
+
+    def check_inputs(self, inputs, name="ids"):
         size = self.config.target_size if self.is_target else self.config.vocabulary_size
-        check(inputs, self.config, size)
+        check(inputs, self.config, size, name)
 
 
 def is_floating(leaf):
@@ -145,7 +149,7 @@ class Encoder(Stack):
         remat: "block" computes activations again in the backward pass instead of keeping them.
     Call: ids, or {"ids", and optionally "padding_mask", "positions", "segments", "token_types"}.
         return_hidden: also the hidden states of every layer, embeddings first.
-        return_pooled (config.pooler): also tanh(W · first token + b), (B, D).
+        return_pooled (config.pooler): also tanh(W · first real token + b), (B, D).
     """
 
     def __init__(self, config, tokenizer=None, remat=None, num_layers=None, **kwargs):
@@ -154,6 +158,7 @@ class Encoder(Stack):
         self.pooler = None
         if self.config.pooler:
             width, dtype = self.config.hidden_dim, child_policy(self)
+            self.first = Pooling("first", name="first", dtype=dtype)
             self.pooler = Project(width, activation="tanh", name="pooler", dtype=dtype)
         if num_layers is not None:
             self._arguments["num_layers"] = num_layers
@@ -166,7 +171,7 @@ class Encoder(Stack):
         if self.pooler is None:
             raise ValueError("return_pooled needs a Config with pooler=True, got pooler=False")
         hidden = out[0] if return_hidden else out
-        pooled = self.pooler(hidden[:, 0])
+        pooled = self.pooler(self.first(hidden, real_tokens(inputs, self.config)))
         return (*out, pooled) if return_hidden else (out, pooled)
 
 
@@ -190,4 +195,6 @@ class Decoder(Stack):
         kwargs.setdefault("name", "decoder")
         kwargs.update(tokenizer=tokenizer, remat=remat)
         super().__init__(config, None, embedding, cross_attention, **kwargs)
+        if cross_attention:
+            self._arguments["cross_attention"] = True
         self.build()

@@ -3,18 +3,17 @@
 from typing import NamedTuple
 
 import numpy as np
-from keras import ops
+from keras import ops, tree
 
 from kformer import backend
 from kformer.layers.add_norm import make_norm
-from kformer.layers.embedding import resize_layer
 from kformer.layers.feedforward import Project, activate
 from kformer.layers.heads import Bias, Pooling
 from kformer.models.base import Transformer
 from kformer.models.inputs import pad, real_tokens, unpack
 from kformer.models.seq2seq import Seq2Seq
 from kformer.models.stack import Decoder, Encoder
-from kformer.serialization import Configured, child_policy, register
+from kformer.serialization import child_policy, register
 from kformer.training.losses import TokenCrossentropy
 from kformer.training.metrics import Perplexity, TokenAccuracy
 
@@ -32,6 +31,21 @@ class Task(Transformer):
         return [TokenAccuracy(ignore_id=self.ignored_label)]
 
     ignored_label = None
+
+    def vocabulary_layers(self, side):
+        return self.backbone.vocabulary_layers(side)
+
+    def label_weights(self, x, y, sample_weight):
+        """Where there is a label per token, those of padding count nothing, whatever they are."""
+        if not self.per_token:
+            return sample_weight
+        weights = ops.cast(self.backbone.compute_mask(x), "float32")
+        if sample_weight is None:
+            return weights
+        given = ops.cast(sample_weight, "float32")
+        return weights * (given[:, None] if len(given.shape) == 1 else given)
+
+    per_token = True
 
     def call(self, inputs, return_hidden=False, training=None):
         out = self.backbone(inputs, return_hidden=return_hidden, training=training)
@@ -70,6 +84,8 @@ class TextClassifier(Classifier):
         class_names: kept with the model.
         tokenizer, remat: as in `Encoder`.
     """
+
+    per_token = False
 
     def __init__(
         self,
@@ -114,15 +130,6 @@ class TokenClassifier(Classifier):
 
     def head_logits(self, hidden, inputs, training):
         return self.classifier(hidden)
-
-    def label_weights(self, x, y, sample_weight):
-        weights = ops.cast(real_tokens(x, self.config), "float32")
-        if sample_weight is None:
-            return weights
-        sample_weight = ops.cast(sample_weight, "float32")
-        return weights * (
-            sample_weight[:, None] if len(sample_weight.shape) == 1 else sample_weight
-        )
 
 
 class Score(NamedTuple):
@@ -172,37 +179,28 @@ class LanguageModel(Task):
         logits = self.embedding(hidden, reverse=True)
         return logits if self.output_bias is None else self.output_bias(logits)
 
-    def resize_vocabulary(self, size):
-        """Change the number of ids in place; rows of kept ids stay, new ones start at the mean.
-
-        Optimizer and compiled functions know the old shapes: a compiled model is compiled anew,
-        and its optimizer starts from nothing.
-        """
-        both = self.config.target_vocabulary_size is None
-        field = "vocabulary_size" if both else "target_vocabulary_size"
-        self.config.replace(**{field: size})  # refuses a wrong size before anything changes
-        self.embedding.resize(size)
-        for part in (self.head, self.output_bias):
-            if part is not None:
-                resize_layer(part, "units", size)
-        for part in self._flatten_layers():
-            if isinstance(part, Configured):
-                part.config = part.config.replace(**{field: size})
-        if self.compiled:
-            self.compile_from_config(self.get_compile_config())
-        return self
+    def vocabulary_layers(self, side):
+        table, *_ = self.backbone.vocabulary_layers(side)
+        heads = [self.head, self.output_bias] if table is self.embedding or side == "target" else []
+        return [table, *(head for head in heads if head is not None)]
 
     def score(self, texts_or_ids, batch_size=8):
-        """Log-probabilities of texts, lists of ids, or what the model takes as inputs."""
+        """Log-probabilities of texts, lists of ids, or what the model takes as inputs.
+
+        A token is scored given those before it in its document; the first one has no score.
+        """
         inputs = self.score_inputs(texts_or_ids)
-        logits = self.predict(inputs, batch_size=batch_size, verbose=0)
-        ids, real = self.scored(inputs)
-        logits = logits.astype("float64")
-        logits -= logits.max(axis=-1, keepdims=True)
-        logits -= np.log(np.exp(logits).sum(axis=-1, keepdims=True))
-        chosen = np.take_along_axis(logits[:, :-1], ids[:, 1:, None], axis=-1)[..., 0]
+        self.check_inputs(inputs)
+        ids, follows = self.scored(inputs)
         log_probs = np.full(ids.shape, np.nan)
-        log_probs[:, 1:] = np.where(real[:, 1:] & real[:, :-1], chosen, np.nan)
+        for first in range(0, len(ids), batch_size):  # never all logits at once
+            rows = slice(first, first + batch_size)
+            batch = tree.map_structure(lambda a, rows=rows: np.asarray(a)[rows], inputs)
+            logits = self.predict_on_batch(batch).astype("float64")
+            logits -= logits.max(axis=-1, keepdims=True)
+            logits -= np.log(np.exp(logits).sum(axis=-1, keepdims=True))
+            chosen = np.take_along_axis(logits[:, :-1], ids[rows, 1:, None], axis=-1)[..., 0]
+            log_probs[rows, 1:] = np.where(follows[rows], chosen, np.nan)
         mean = np.nanmean(log_probs) if np.isfinite(log_probs).any() else np.nan
         return Score(log_probs, np.nansum(log_probs, axis=1), float(np.exp(-mean)))
 
@@ -210,8 +208,18 @@ class LanguageModel(Task):
         return to_inputs(texts_or_ids, self.tokenizer, self.config)
 
     def scored(self, inputs):
-        ids, _ = unpack(inputs)
-        return np.asarray(ids), backend.to_numpy(real_tokens(inputs, self.config))
+        """The ids that are scored, and which of them follow a token of their document."""
+        return continuations(inputs, self.config)
+
+
+def continuations(inputs, config, is_target=False):
+    ids, extras = unpack(inputs)
+    real = backend.to_numpy(real_tokens(inputs, config, is_target))
+    follows = real[:, 1:] & real[:, :-1]
+    if "segments" in extras:
+        segments = np.asarray(extras["segments"])
+        follows &= segments[:, 1:] == segments[:, :-1]
+    return np.asarray(ids), follows
 
 
 def to_inputs(given, tokenizer, config):
@@ -269,6 +277,9 @@ class MaskedLM(LanguageModel):
         self.make_head(bias=True)
         self.build()
 
+    def score(self, texts_or_ids, batch_size=8):
+        raise ValueError("score needs a model that predicts the next token, got a MaskedLM")
+
     def head_logits(self, hidden, inputs, training):
         hidden = activate(self.transform(hidden), self.config.activation)
         return super().head_logits(self.transform_norm(hidden), inputs, training)
@@ -305,6 +316,4 @@ class Seq2SeqLM(LanguageModel):
         }
 
     def scored(self, inputs):
-        ids, _ = unpack(inputs["target"])
-        real = real_tokens(inputs["target"], self.config, is_target=True)
-        return np.asarray(ids), backend.to_numpy(real)
+        return continuations(inputs["target"], self.config, is_target=True)
