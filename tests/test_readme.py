@@ -60,7 +60,7 @@ def test_file_tree():
             named.add("/".join([*folder, name]))
     real = {
         p.relative_to(ROOT).as_posix()
-        for top in ("kformer", "recipes")
+        for top in ("kformer", "recipes", "tests")
         for p in (ROOT / top).rglob("*.py")
         if p.name != "__init__.py"
     }
