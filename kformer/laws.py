@@ -6,6 +6,7 @@ differs is named.
 """
 
 import contextlib
+import functools
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -166,21 +167,33 @@ def distance(a, b):
 
 
 @contextlib.contextmanager
+def instead_of_calling(function):
+    """Every layer's call inside becomes function(layer, call, args, kwargs)."""
+    original = keras.layers.Layer.__call__
+
+    def called(layer, *args, **kwargs):
+        return function(layer, functools.partial(original, layer), args, kwargs)
+
+    keras.layers.Layer.__call__ = called
+    try:
+        yield
+    finally:
+        keras.layers.Layer.__call__ = original
+
+
+@contextlib.contextmanager
 def recording():
     """Collects (path, output as NumPy) of every layer that is called inside, innermost first."""
-    calls, original = [], keras.layers.Layer.__call__
+    calls = []
 
-    def recorded(layer, *args, **kwargs):
-        out = original(layer, *args, **kwargs)
+    def note_output(layer, call, args, kwargs):
+        out = call(*args, **kwargs)
         if ops.is_tensor(out) and backend.is_concrete(out):
             calls.append((layer.path or layer.name, backend.to_numpy(out)))
         return out
 
-    keras.layers.Layer.__call__ = recorded
-    try:
+    with instead_of_calling(note_output):
         yield calls
-    finally:
-        keras.layers.Layer.__call__ = original
 
 
 def whole(x):
@@ -272,21 +285,18 @@ def position_table(trial):
 @contextlib.contextmanager
 def watching_tables():
     """Collects (path, index) of embeddings that are asked for a row they do not have."""
-    overruns, original = [], keras.layers.Layer.__call__
+    overruns = []
 
-    def watched(layer, *args, **kwargs):
+    def note_overrun(layer, call, args, kwargs):
         size = getattr(layer, "input_dim", None)
         if size and args and not kwargs.get("reverse") and backend.is_concrete(args[0]):
             index = backend.to_numpy(args[0])
             if index.dtype.kind in "iu" and index.size and index.max() >= size:
                 overruns.append((layer.path or layer.name, int(index.max())))
-        return original(layer, *args, **kwargs)
+        return call(*args, **kwargs)
 
-    keras.layers.Layer.__call__ = watched
-    try:
+    with instead_of_calling(note_overrun):
         yield overruns
-    finally:
-        keras.layers.Layer.__call__ = original
 
 
 def gradients_finite(trial):

@@ -44,7 +44,7 @@ def imports(path):
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_a_file(path):
     text, name = path.read_text(), path.relative_to(ROOT / "kformer").as_posix()
-    assert len(text.splitlines()) <= 340, "files stay short"
+    assert len(text.splitlines()) <= 350, "files stay short"
     assert "keras.src" not in re.sub(r'"keras\.src[^"]*"', "", text), "no import from keras.src"
     if name != "backend.py":
         assert not re.search(r"^\s*(import|from) (torch|jax|tensorflow)\b", text, re.M)
