@@ -168,6 +168,23 @@ def _jax_gradients(function, layer, inputs, floats):
     return both(weights, [inputs[i] for i in floats])
 
 
+@contextlib.contextmanager
+def keeping(variables):
+    """Variables keep their values if something is raised inside.
+
+    On JAX Keras takes the values out of a model while it trains, and puts them back; if the very
+    first batch raises, they would be lost.
+    """
+    held = [(v, v.value) for v in variables] if BACKEND == "jax" else []
+    try:
+        yield
+    except BaseException:
+        for variable, value in held:
+            if variable._value is None:
+                variable.assign(value)
+        raise
+
+
 def to_numpy(x) -> np.ndarray:
     """A tensor as a NumPy array; bfloat16, which NumPy does not know, as float32."""
     if keras.ops.is_tensor(x) and keras.backend.standardize_dtype(x.dtype) == "bfloat16":

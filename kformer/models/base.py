@@ -6,6 +6,7 @@ import keras
 import numpy as np
 from keras import ops
 
+from kformer import backend
 from kformer.layers.embedding import Table, TokenEmbedding, inside_a_model, resize_layer
 from kformer.layers.experts import MixtureOfExperts
 from kformer.layers.positions import AlibiBias, RelativeBias
@@ -177,7 +178,10 @@ class Transformer(Configured, keras.Model):
             x = feeding.feed(x, self.check_batch, self.accumulate, self.weigh)
         if self.accumulate > 1:
             given["shuffle"] = False  # the batches of a group stay together
-        with feeding.errors_of_the_host():
+        optimizer = getattr(self, "optimizer", None)
+        state = [*self.variables, *self.metrics_variables]
+        state += optimizer.variables if optimizer else []
+        with backend.keeping(state), feeding.errors_of_the_host():
             return super().fit(**{**given, "x": x})
 
     def _checked_validation(self, data):
@@ -187,11 +191,12 @@ class Transformer(Configured, keras.Model):
         return feeding.feed(data, self.check_batch)
 
     def evaluate(self, x=None, y=None, *args, **kwargs):
-        with feeding.errors_of_the_host():
+        state = [*self.variables, *self.metrics_variables]
+        with backend.keeping(state), feeding.errors_of_the_host():
             return super().evaluate(self._checked(x, y), y, *args, **kwargs)
 
     def predict(self, x, *args, **kwargs):
-        with feeding.errors_of_the_host():
+        with backend.keeping(self.variables), feeding.errors_of_the_host():
             return super().predict(self._checked(x), *args, **kwargs)
 
     def _checked(self, x, y=None):
