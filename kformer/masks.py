@@ -72,7 +72,8 @@ def count(real, segments=None):
         before = ops.concatenate([ops.zeros_like(segments[:, :1]), segments[:, :-1]], axis=1)
         earlier = running + 1 - ops.cast(real, "int32")  # real tokens before this place
         starts = ops.where(ops.not_equal(segments, before), earlier, ops.zeros_like(running))
-        running = running - ops.associative_scan(ops.maximum, starts, axis=1)
+        starts = ops.associative_scan(ops.maximum, starts, axis=1)
+        running = running - ops.reshape(starts, ops.shape(running))  # TensorFlow forgot its rank
     return ops.maximum(running, 0)
 
 

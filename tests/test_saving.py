@@ -87,7 +87,8 @@ def test_p19_p37_headline_7_any_backend_goes_on(files, other):
         mine = expected[name]
         if other == BACKEND:
             exact(found["predicted"], mine["predicted"])
-        close(found["predicted"], mine["predicted"], 1e-6)
+        scale = np.abs(mine["predicted"]).max()
+        close(found["predicted"] / scale, mine["predicted"] / scale, 1e-6)
         exact(found["slots"], mine["slots"])
         close(found["trained"], mine["trained"], 1e-4)
         close(found["losses"], mine["losses"], 1e-4)
