@@ -10,8 +10,8 @@ The script (a) works one attention step out by hand, (b) trains an LSTM and a mo
 attention block, of about equal size, on rows of 200 bits, and (c) tries both on distances up to
 400, longer than anything they were trained on. It ends in a picture.
 
-2 cores, under 2 minutes on each backend, seed 0: the LSTM is at chance (0.50) from a distance of
-10 bits on, the attention model right (1.00) at every distance.
+2 cores, JAX, seed 0: one minute. The LSTM has learned the nearest bits only and is at chance
+(0.50) from a distance of 10 on; the attention model is right (1.00) at every distance.
 """
 
 import argparse
