@@ -24,9 +24,11 @@ lint: setup
 	$(BIN)/ruff format --check .
 
 # Two workers with one thread each; little optimisation, as tiny shapes compile longer than they run.
+# What JAX compiled is kept, for the processes of this run and for the next one.
 $(BACKENDS): setup
 	KERAS_BACKEND=$@ OMP_NUM_THREADS=1 COVERAGE_FILE=.coverage.$@ \
-	XLA_FLAGS="--xla_backend_optimization_level=0" \
+	XLA_FLAGS="--xla_backend_optimization_level=0" JAX_COMPILATION_CACHE_DIR=$(CURDIR)/.jax_cache \
+	JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0 JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES=-1 \
 	$(BIN)/python -m pytest -n 2 --cov=kformer --cov-report= $(TEST_FLAGS)
 
 test: lint
@@ -39,4 +41,4 @@ test-deep:
 	$(MAKE) test TEST_FLAGS=--deep
 
 clean:
-	rm -rf .venv build dist out .coverage .coverage.* *.egg-info
+	rm -rf .venv .jax_cache build dist out .coverage .coverage.* *.egg-info

@@ -1,6 +1,7 @@
 """One test run is one backend: KERAS_BACKEND=jax pytest. `--deep` runs the long versions."""
 
 import os
+import random
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("MPLBACKEND", "Agg")
@@ -11,11 +12,17 @@ import pytest
 
 def pytest_addoption(parser):
     parser.addoption("--deep", action="store_true", help="2,000 attention settings, not 200")
-    parser.addoption("--draw", type=int, default=None, help="seed of the sampled settings")
+    parser.addoption("--draw", type=int, help="seed of the attention grid; --deep draws a new one")
 
 
-def pytest_report_header(config):
-    return f"backend: {keras.backend.backend()}"
+def pytest_configure(config):
+    if config.option.draw is None:  # before the workers start: all draw from the same seed
+        config.option.draw = random.SystemRandom().getrandbits(32) if config.option.deep else 0
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    draw = config.option.draw
+    terminalreporter.write_line(f"{keras.backend.backend()}, attention grid by --draw {draw}")
 
 
 @pytest.fixture(autouse=True)

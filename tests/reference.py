@@ -165,25 +165,28 @@ def score_bias(config, w, stack, positions, causal):
     return out
 
 
-def multi_head(x, context, c, w, path, visible, positions=None, bias=None):
+def multi_head(x, context, c, w, path, visible, positions=None, bias=None, key_positions=None):
+    """The layer's output, and what its gradient needs: the heads of all three, and the weights."""
     width, heads, groups = c.head_width, c.num_heads, c.key_value_heads
-    query = dense(x, w, path + "/query").reshape(*x.shape[:2], heads, width)
-    key = dense(context, w, path + "/key").reshape(*context.shape[:2], groups, width)
-    value = dense(context, w, path + "/value").reshape(*context.shape[:2], groups, width)
-    if c.qk_norm:
-        query = norm(query, w, path + "/query_norm", "rms", c.norm_epsilon)
-        key = norm(key, w, path + "/key_norm", "rms", c.norm_epsilon)
-    if c.position == "rotary" and positions is not None:
-        turning = c.rotary_dim or width
-        layout = c.position_layout or "half"
-        query = rotate(query, positions, c.rotary_base, turning, layout)
-        key = rotate(key, positions, c.rotary_base, turning, layout)
+    key_positions = positions if key_positions is None else key_positions
+
+    def project(a, name, number, at):
+        out = dense(a, w, f"{path}/{name}").reshape(*a.shape[:2], number, width)
+        if c.qk_norm and name != "value":
+            out = norm(out, w, f"{path}/{name}_norm", "rms", c.norm_epsilon)
+        if c.position == "rotary" and at is not None and name != "value":
+            turning, layout = c.rotary_dim or width, c.position_layout or "half"
+            out = rotate(out, at, c.rotary_base, turning, layout)
+        return out
+
+    query = project(x, "query", heads, positions)
+    key, value = (project(context, name, groups, key_positions) for name in ("key", "value"))
     scale = width**-0.5 if c.attention_scale is None else c.attention_scale
     visible = np.broadcast_to(visible, (x.shape[0], heads, x.shape[1], context.shape[1]))
-    out, weights = attention(
-        query, key, value, visible, bias, scale, c.logit_softcap, w.get(path + "/sink")
-    )
-    return dense(out.reshape(*x.shape[:2], heads * width), w, path + "/output"), weights
+    rest = scale, c.logit_softcap, w.get(path + "/sink")
+    out, weights = attention(query, key, value, visible, bias, *rest)
+    out = out.reshape(*x.shape[:2], heads * width)
+    return dense(out, w, path + "/output"), (query, key, value, weights, out)
 
 
 def feed_forward(x, c, w, path, real):

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 import reference
-from support import CASES, Case, case, case_ids, close, config, exact, make_model, run
+from support import CASES, CONFIGS, Case, case, case_ids, close, config, exact, make_model, run
 
 import kformer
 from kformer import backend, masks
@@ -25,6 +25,14 @@ def test_p1_config_round_trip(number):
     assert public(again) == public(model)
     revived = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(model))
     assert json.dumps(revived.get_config()) == written
+
+
+@every_case
+def test_built_when_the_constructor_returns(number):
+    """Down to the last part: for one that is not, Keras runs the whole model eagerly on JAX."""
+    kind, name, arguments = CASES[number]
+    model = getattr(kformer, kind)(CONFIGS[name], **arguments)
+    assert not [part.name for part in model._flatten_layers() if not part.built]
 
 
 @every_case

@@ -214,9 +214,9 @@ class MultiHeadAttention(layers.Layer):
         self.key.build((None, None, source))
         self.value.build((None, None, source))
         self.output_projection.build((None, None, self.num_heads * self.head_dim))
-        for norm in (self.query_norm, self.key_norm):
-            if norm is not None:
-                norm.build((None, None, None, self.head_dim))
+        for part in (self.query_norm, self.key_norm, self.rotary):
+            if part is not None:
+                part.build((None, None, None, self.head_dim))
         if self.sinks:
             self.sink = self.add_weight((self.num_heads,), initializer="zeros", name="sink")
 

@@ -2,6 +2,7 @@
 
 import inspect
 
+import h5py
 import keras
 import numpy as np
 from keras import ops
@@ -28,7 +29,8 @@ class Transformer(Configured, keras.Model):
             raise ValueError(f"remat must be None or 'block', got {remat!r}")
         self.remember(config, remat=remat)
         self.config = with_special_ids(self.config, tokenizer)
-        self.tokenizer, self.remat, self.accumulate = tokenizer, remat, 1
+        self.tokenizer, self.remat = tokenizer, remat
+        self.accumulate, self.jit_asked = 1, "auto"
         self.expert_metrics = []
         if self.config.num_experts:
             names = "experts_dropped", "experts_busiest"
@@ -95,6 +97,12 @@ class Transformer(Configured, keras.Model):
             self.compile_from_config(self.get_compile_config())
         return self
 
+    def load_weights(self, filepath, skip_mismatch=False, **kwargs):
+        """Keras' load_weights, which does not mind weights that the model has no place for."""
+        if not skip_mismatch and str(filepath).endswith(".weights.h5"):
+            refuse_leftovers(self, filepath)
+        return super().load_weights(filepath, skip_mismatch=skip_mismatch, **kwargs)
+
     # Training
 
     def default_loss(self):
@@ -119,12 +127,15 @@ class Transformer(Configured, keras.Model):
             kwargs.setdefault("weighted_metrics", self.default_metrics())
         if accumulate != 1:
             optimizer = accumulating(optimizer, accumulate, loss)
-        self.accumulate = accumulate
+        self.accumulate, self.jit_asked = accumulate, kwargs.get("jit_compile", "auto")
         super().compile(optimizer=optimizer, loss=loss, metrics=metrics, **kwargs)
 
     def get_compile_config(self):
+        """What `compile` was asked for: Keras would write what "auto" means on this backend, and
+        a model saved on torch would then run uncompiled on JAX."""
         config = public_names(super().get_compile_config())
-        return {**config, "accumulate": self.accumulate} if config else config
+        asked = {"accumulate": self.accumulate, "jit_compile": self.jit_asked}
+        return {**config, **asked} if config else config
 
     def compile_from_config(self, config):
         config = keras.saving.deserialize_keras_object(config)
@@ -232,6 +243,19 @@ def with_special_ids(config, tokenizer):
         elif theirs is not None and mine != theirs:
             raise ValueError(f"{name} must be the tokenizer's, {theirs}, got config.{name}={mine}")
     return config.replace(**changes)
+
+
+def refuse_leftovers(model, path):
+    """ValueError if a file holds more weights than the model has, before any is loaded."""
+    names = []
+    with h5py.File(path) as file:
+        file.visititems(lambda name, item: names.append(name) if hasattr(item, "shape") else None)
+    names = [name for name in names if not name.startswith("optimizer/")]
+    if len(names) > len(model.weights):
+        parts = dict.fromkeys(name.split("/")[0] for name in names)
+        extra = [part for part in parts if getattr(model, part, None) is None]
+        counts = f"the model has {len(model.weights)} weights, the file {len(names)}"
+        raise ValueError(f"weights must all have a place: {counts}; without one: {extra}")
 
 
 def default_optimizer():
