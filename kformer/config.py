@@ -4,6 +4,7 @@
 """
 
 import dataclasses
+import json
 import math
 from dataclasses import dataclass
 from numbers import Integral, Real
@@ -150,6 +151,9 @@ class Config:
                 continue
             object.__setattr__(self, field.name, _checked(field.name, field.type, value))
         _check_combinations(self)
+
+    def __hash__(self):
+        return hash(json.dumps(self.to_dict(), sort_keys=True))
 
     @classmethod
     def preset(cls, name: str, **changes) -> "Config":

@@ -170,3 +170,9 @@ def test_presets():
         kformer.Config.preset("gpt9")
     with pytest.raises(ValueError, match="task must be one of.*got 'poetry'"):
         c.parameter_count("poetry")
+
+
+def test_configs_are_keys():
+    """Equal ones have equal hashes, also with a scaling, which is a dict."""
+    first, second = (kformer.Config.preset("llama3.2_1b") for _ in range(2))
+    assert {first: 1}[second] == 1 and hash(first) != hash(kformer.Config.preset("gpt2"))

@@ -1,5 +1,7 @@
 """Bad ids, masks, shapes and labels: one clear ValueError on every way in, on every backend."""
 
+import pickle
+
 import keras
 import numpy as np
 import pytest
@@ -7,6 +9,7 @@ from support import BACKEND, case, config, make_model
 
 import kformer
 from kformer import backend
+from kformer.models import feeding
 
 GOOD = case(0).ids(4)
 LABELS = np.random.default_rng(0).integers(1, 23, GOOD.shape)
@@ -98,11 +101,35 @@ def test_b28_in_data_sets(model):
         model.fit(GOOD, LABELS, validation_data=Rows([(GOOD, LABELS)]), verbose=0)
 
 
+def test_checked_data_can_go_to_other_processes(model):
+    """What a worker process gets is pickled, and checks there too."""
+    wrong = GOOD + 50
+    there = pickle.loads(pickle.dumps(feeding.feed(Rows([(wrong, LABELS)]), positive)))
+    with pytest.raises(ValueError, match="ids above 49"):
+        there[0]
+    if BACKEND == "torch":
+        import torch
+
+        rows = list(zip(wrong, LABELS, strict=True))
+        loader = feeding.feed(torch.utils.data.DataLoader(rows, batch_size=4), positive)
+        collate = pickle.loads(pickle.dumps(loader.collate_fn))
+        with pytest.raises(ValueError, match="ids above 49"):
+            collate(rows)
+
+
+def positive(x, y):
+    if np.asarray(x).min() > 49:
+        raise ValueError("ids above 49")
+
+
 def test_b28_in_lists_of_lists(model):
     out = model([[1, 2], [3, 4]])
     assert tuple(out.shape) == (2, 2, 23)
     with pytest.raises(ValueError, match="got 77"):
         model([[1, 77]])
+    assert tuple(model({"ids": [[1, 2]], "segments": [[1, 2]]}).shape) == (1, 2, 23)
+    translator = make_model("Seq2SeqLM", config())
+    assert tuple(translator({"source": [[1, 2, 3]], "target": [[1, 2]]}).shape) == (1, 2, 23)
 
 
 def test_headline_9_inside_a_compiled_function(model):
@@ -225,6 +252,15 @@ def test_b31_labels(model):
             way_in()
     with pytest.raises(ValueError, match="labels must be integers, got dtype float64"):
         model.fit(GOOD, wrong * 1.0, verbose=0)
+    for shape in ((4, 1), (4, 7), (4, 8, 1), (4,)):
+        labels = np.ones(shape, int)
+        for way_in in (model.fit, model.evaluate, model.train_on_batch):
+            with pytest.raises(ValueError, match=r"labels must have shape \(4, 8\).*got shape"):
+                way_in(GOOD, labels)
+    classifier = make_model("TextClassifier", config(), num_classes=3)
+    classifier.compile()
+    with pytest.raises(ValueError, match=r"shape \(4,\), one for each, got shape \(4, 1\)"):
+        classifier.fit(GOOD, np.ones((4, 1), int))
     ignored = model.evaluate(GOOD, np.full(GOOD.shape, -100), verbose=0, return_dict=True)
     assert float(ignored["loss"]) == 0.0
     before = [backend.to_numpy(v).copy() for v in model.trainable_variables]

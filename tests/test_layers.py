@@ -278,6 +278,21 @@ def test_positions_count_real_tokens():
         close(padded[:, 2:], plain, 1e-6)
 
 
+def test_rotary_positions_are_never_forgotten():
+    """Keys that were made before are turned as they are inside; a finished mask needs positions."""
+    layer = layers.MultiHeadAttention(D, 2, rotary=ROTARY)
+    x, memory = numbers(2, 3, D), numbers(2, 4, D, seed=1)
+    before = layer.build(x.shape) or layer.keys_values(ops.convert_to_tensor(memory))
+    close(
+        backend.to_numpy(layer(x, context=before)), backend.to_numpy(layer(x, context=memory)), 1e-6
+    )
+    seen = ops.ones((2, 1, 3, 3), dtype="bool")
+    given = layer(x, visible=seen, positions=np.array([[0, 1, 2]] * 2))
+    close(backend.to_numpy(given), backend.to_numpy(layer(x)), 1e-6)
+    with pytest.raises(ValueError, match="positions= beside visible=, got None"):
+        layer(x, visible=seen)
+
+
 def test_context_of_another_width():
     layer = layers.MultiHeadAttention(D, 2)
     out = layer(numbers(2, 3, D), context=numbers(2, 4, 5))

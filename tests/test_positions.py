@@ -58,6 +58,12 @@ def test_learned_positions():
             layer(x[:, :1], positions=np.array([[wrong], [0]]))
     symbolic = layer(keras.Input((None, 3)))
     assert tuple(symbolic.shape) == (None, None, 3)
+    embed = keras.layers.Embedding(9, 3, mask_zero=True)  # behind a mask, padding does not count
+    assert tuple(layer(embed(np.array([[0, 0, 1, 2, 3, 4]]))).shape) == (1, 6, 3)
+    with pytest.raises(ValueError, match=r"positions must be in \[0, 4\), got 4"):
+        layer(embed(np.array([[1, 2, 3, 4, 5]])))
+    with pytest.raises(ValueError, match=r"max_length=4.*got length 5"):
+        layer(embed(keras.Input((5,), dtype="int32")))
 
 
 @pytest.mark.parametrize("layout", ["half", "interleaved"])

@@ -41,6 +41,15 @@ def test_p2_eval_is_deterministic(number):
     exact(c.run(c.ids()), c.run(c.ids()))
 
 
+@every_case
+def test_p2_dropout_is_on_in_training(number):
+    kind, name, arguments = CASES[number]
+    both = CONFIGS[name].replace(dropout=0.3, attention_dropout=0.3)
+    c, model = case(number), make_model(kind, both, **arguments)
+    inputs = c.wrap(c.ids())
+    assert np.abs(run(model, inputs, training=True) - run(model, inputs)).max() > 1e-4
+
+
 @pytest.mark.parametrize("kind", ["CausalLM", "Seq2SeqLM", "MaskedLM"])
 def test_p2_dropout_differs_in_training_only(kind):
     model = make_model(kind, config(dropout=0.3, attention_dropout=0.3))
@@ -302,7 +311,30 @@ def test_resize_vocabulary(tied):
         model.resize_vocabulary(0)
 
 
+def test_the_target_has_its_own_tokenizer():
+    """Its special ids and size rule what is generated; a disagreement is an error."""
+
+    class Words:
+        pad_id = 0
+
+        def __init__(self, size, bos, eos):
+            self.vocabulary_size, self.bos_id, self.eos_id = size, bos, eos
+
+    mine, theirs = Words(23, None, None), Words(19, 5, 6)
+    model = kformer.Seq2SeqLM(config(), tokenizer=mine, target_tokenizer=theirs)
+    assert model.config.target_vocabulary_size == 19
+    assert (model.config.bos_id, model.config.eos_id) == (5, 6)
+    with pytest.raises(ValueError, match="tokenizer's, 19, got config.target_vocabulary_size=30"):
+        kformer.Seq2SeqLM(config(target_vocabulary_size=30), mine, theirs)
+
+
 def test_resize_of_other_models():
+    classifier = make_model("TextClassifier", config(target_vocabulary_size=19), num_classes=2)
+    classifier.resize_vocabulary(40)
+    assert classifier.config.vocabulary_size == 40
+    assert np.isfinite(backend.to_numpy(classifier(np.array([[39]])))).all()
+    with pytest.raises(ValueError, match="side must be 'source' or 'target', got 'both'"):
+        classifier.resize_vocabulary(50, side="both")
     both = make_model("Seq2SeqLM", config(target_vocabulary_size=19))
     both.resize_vocabulary(40, side="source")
     both.resize_vocabulary(30)

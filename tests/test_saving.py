@@ -38,6 +38,13 @@ def go_on(folder, name):
     out = {"predicted": model.predict(x, verbose=0)}
     slots = [backend.to_numpy(v).astype("float64").ravel() for v in model.optimizer.variables]
     out["slots"] = np.concatenate(slots)
+
+    def loss(model, *_):
+        y = keras.ops.convert_to_tensor(data["y"])
+        return model.compute_loss(x, y, model(x, training=False), None)
+
+    _, gradients, _ = backend.gradients(loss, model)
+    out["gradients"] = np.concatenate([g.ravel() for g in gradients])
     model.run_eagerly = BACKEND == "tensorflow" and name not in LONG  # tracing takes long there
     model.fit(x, data["y"], batch_size=4, verbose=0, shuffle=False)
     out["trained"] = model.predict(x, verbose=0)
@@ -48,10 +55,8 @@ def go_on(folder, name):
     np.savez(f"{folder}/{name}_{BACKEND}.npz", **out)
 
 
-@pytest.fixture(scope="module")
-def files(tmp_path_factory):
-    """Every model, trained for two steps and saved here, and what this backend does with it."""
-    folder = tmp_path_factory.mktemp("models")
+def save_all(folder):
+    """Every model, trained for two steps and saved here, with its inputs and outputs."""
     for name in NAMES:
         c = Case(*CASES[NUMBERS[name]])
         x = c.wrap(c.ids(4))
@@ -67,38 +72,39 @@ def files(tmp_path_factory):
         flat = {f"x_{k}": v for k, v in (x if isinstance(x, dict) else {"ids": x}).items()}
         np.savez(folder / f"{name}.npz", y=y, **flat)
         np.savez(folder / f"{name}_saved.npz", predicted=model.predict(x, verbose=0))
-    return folder
 
 
-@pytest.fixture(scope="module")
-def gone_on(files):
-    """What each backend made of the files: this one here, the others in processes of their own."""
-    for other in BACKENDS:
-        env = {**os.environ, "KERAS_BACKEND": other, "TF_CPP_MIN_LOG_LEVEL": "3"}
-        line = [sys.executable, "-c", OTHER, os.path.dirname(__file__), str(files)]
-        done = subprocess.run(line, env=env, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr[-2000:]
-    return files
-
-
-@pytest.mark.parametrize("other", BACKENDS)
-@pytest.mark.parametrize("name", NAMES)
-def test_p19_p37_headline_7_any_backend_goes_on(gone_on, name, other):
-    """Saved here, loaded there: outputs, optimizer slots, one more epoch, 50 steps of SGD.
+def test_p19_p37_headline_7_any_backend_goes_on(tmp_path):
+    """Saved here, loaded there: outputs, gradients, optimizer slots, one more epoch, 50 steps.
 
     Each backend's run does this for all three, so all nine pairs are tried.
     """
-    saved = np.load(gone_on / f"{name}_saved.npz")["predicted"]
-    mine, found = (np.load(gone_on / f"{name}_{b}.npz") for b in (BACKEND, other))
-    exact(mine["predicted"], saved)
+    save_all(tmp_path)
+    for other in BACKENDS:
+        env = {**os.environ, "KERAS_BACKEND": other, "TF_CPP_MIN_LOG_LEVEL": "3"}
+        line = [sys.executable, "-c", OTHER, os.path.dirname(__file__), str(tmp_path)]
+        done = subprocess.run(line, env=env, capture_output=True, text=True)
+        assert done.returncode == 0, f"{other}: {done.stderr[-2000:]}"
+    for name in NAMES:
+        for other in BACKENDS:
+            compare(tmp_path, name, other)
+
+
+def compare(folder, name, other):
+    what = f"{name} on {other}"
+    saved = np.load(folder / f"{name}_saved.npz")["predicted"]
+    mine, found = (np.load(folder / f"{name}_{b}.npz") for b in (BACKEND, other))
+    exact(mine["predicted"], saved, what)
     # Of the largest output: rounding alone puts each backend up to 1.4e-6 · (1 + |y|) from the
     # float64 reference in single small outputs, which is 5e-7 of the largest.
-    close(found["predicted"], saved, 1e-6, of_all=True)
-    exact(found["slots"], mine["slots"])
-    close(found["trained"], mine["trained"], 1e-4)
+    close(found["predicted"], saved, 1e-6, what, of_all=True)
+    exact(found["slots"], mine["slots"], what)
+    scale = np.abs(mine["gradients"]).max()
+    close(found["gradients"] / scale, mine["gradients"] / scale, 1e-6, f"{what}: gradients")
+    close(found["trained"], mine["trained"], 1e-4, what)
     if name in LONG:
-        close(found["losses"], mine["losses"], 1e-4)
-        assert found["losses"][-1] < found["losses"][0]
+        close(found["losses"], mine["losses"], 1e-4, what)
+        assert found["losses"][-1] < found["losses"][0], what
 
 
 @pytest.mark.parametrize("number", range(len(CASES)), ids=case_ids)

@@ -237,29 +237,26 @@ class MultiHeadAttention(layers.Layer):
         x_mask=None,
         context_mask=None,
     ):
-        own = context is None
         if visible is None:
             refuse_cache(cache)
             dense = return_attention_scores or bias is not None or attention_mask is not None
             mask = mask if x_mask is None else x_mask
             query, key = masks.from_hidden(x, mask, positions), None
             x = without_padding(x, mask)
-            if not own:
-                if isinstance(context, KeysValues):  # Keras fills in a mask for each of its parts
-                    key = masks.from_hidden(context.keys[:, :, 0])
-                else:
-                    key = masks.from_hidden(context, context_mask, context_positions)
-                    context = without_padding(context, context_mask)
-            sight = look(query, key, self.causal, self.window, dense=dense)
-            visible = masks.combine(sight.visible, attention_mask)
-            positions = query.positions
-            context_positions = None if own else key.positions
+            if context is not None:
+                context, key = self._survey(context, context_mask, context_positions)
+            visible = look(query, key, self.causal, self.window, dense=dense).visible
+            visible = masks.combine(visible, attention_mask)
+            positions, context_positions = query.positions, key and key.positions
+        elif positions is None and self.rotary is not None:
+            raise ValueError("rotary attention needs positions= beside visible=, got None")
         query = self._heads(self.query(x), self.num_heads, self.query_norm, positions)
         if isinstance(context, KeysValues):
             memory = context
+        elif context is None:
+            memory = self.keys_values(x, positions)
         else:
-            source, where = (x, positions) if own else (context, context_positions)
-            memory = self.keys_values(source, where)
+            memory = self.keys_values(context, context_positions)
         if cache is not None:
             memory = cache = cache.write(*memory, start)
         scores_wanted = return_attention_scores or capturing()
@@ -269,17 +266,26 @@ class MultiHeadAttention(layers.Layer):
         extra = ([scores] if return_attention_scores else []) + ([] if cache is None else [cache])
         return (out, *extra) if extra else out
 
+    def _survey(self, context, mask, positions):
+        """A context without its padding, and what the mask rules know of its tokens."""
+        if isinstance(context, KeysValues):  # Keras fills in a mask for each of its parts
+            return context, masks.from_hidden(context.keys[:, :, 0])
+        return without_padding(context, mask), masks.from_hidden(context, mask, positions)
+
     def keys_values(self, x, positions=None):
-        """Projected keys and values of x, (B, S, K, H) each: of a source, they are made once."""
+        """Projected keys and values of x, (B, S, K, H) each: of a source, they are made once.
+
+        positions: (S,) or (B, S) for rotary; None = 0, 1, 2, ...
+        """
         heads = self.num_key_value_heads
         keys = self._heads(self.key(x), heads, self.key_norm, positions)
-        return KeysValues(keys, self._heads(self.value(x), heads))
+        return KeysValues(keys, ops.reshape(self.value(x), ops.shape(keys)))
 
     def _heads(self, x, heads, norm=None, positions=None):
         """(B, T, heads · H) → (B, T, heads, H), normalised and turned where that is asked for."""
         x = ops.reshape(x, (*ops.shape(x)[:2], heads, self.head_dim))
         x = x if norm is None else norm(x)
-        return x if self.rotary is None or positions is None else self.rotary(x, positions)
+        return x if self.rotary is None else self.rotary(x, positions)
 
     def _attend(self, query, memory, visible, bias, training, scores_wanted):
         """(B, T, N, H), and the weights (B, N, T, S) if they are wanted."""

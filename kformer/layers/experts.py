@@ -76,6 +76,7 @@ class MixtureOfExperts(layers.Layer):
             return self.add_weight((experts, *shape), initializer, name=name)
 
         self.router.build((None, width))
+        self.router.kernel._autocast = False  # or it is rounded where a block is recomputed
         self.up = matrices("up", width, inner)
         self.gate = matrices("gate", width, inner) if self.gated else None
         self.down = matrices("down", inner, width)

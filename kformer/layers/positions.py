@@ -12,7 +12,7 @@ import math
 import numpy as np
 from keras import layers, ops
 
-from kformer import masks
+from kformer import backend, masks
 from kformer.layers.embedding import Table, refuse_outside
 from kformer.serialization import child_policy, register
 
@@ -99,19 +99,24 @@ class LearnedPositions(layers.Layer):
         self.table = Table(max_length + offset, hidden_dim, name="table", dtype=dtype)
 
     def compute_output_shape(self, x_shape, positions_shape=None):
+        if positions_shape is None:
+            self.refuse_length(x_shape[1])
         return x_shape
+
+    def refuse_length(self, length):
+        if isinstance(length, int) and length > self.max_length:
+            rule = f"length must be at most max_length={self.max_length}"
+            raise ValueError(f"{rule} with learned positions, got length {length}")
 
     def build(self, x_shape, positions_shape=None):
         self.table.build()
 
     def call(self, x, positions=None, mask=None):
-        length, counted = x.shape[1], positions is None and mask is None
-        if counted and isinstance(length, int) and length > self.max_length:
-            rule = f"length must be at most max_length={self.max_length}"
-            raise ValueError(f"{rule} with learned positions, got length {length}")
-        if positions is not None:
-            refuse_outside("positions", positions, self.max_length)
+        given = positions is not None
         positions = default_positions(x, positions, mask)
+        if not given and (mask is None or not backend.is_concrete(positions)):
+            self.refuse_length(x.shape[1])  # where padding is known, a longer row may do
+        refuse_outside("positions", positions, self.max_length)
         return x + self.table(ops.where(positions < 0, -1, positions + self.offset))
 
 
@@ -235,6 +240,9 @@ class AlibiBias(layers.Layer):
     """A penalty on the scores that grows with the distance, with a slope of its own per head.
 
         bias[n, i, j] = −m_n · |i − j|,       m_n = 2^(−8n/N) for n = 1 ... N
+
+    Distances are float32; the finished bias b may be rounded: a relative error r of it changes a
+    weight by r · b · e^(−b) ≤ 0.37 r, less than the rounding of the weights themselves.
 
     For N not a power of two: the slopes of the next lower power, then every other slope of the
     next higher one.

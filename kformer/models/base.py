@@ -15,6 +15,7 @@ from kformer.models import feeding
 from kformer.models.inputs import check_labels
 from kformer.serialization import Configured
 from kformer.training.losses import TokenCrossentropy, counted
+from kformer.training.metrics import TokenMean
 
 TAKES_INTEGERS = (TokenEmbedding, Table, AlibiBias, RelativeBias)
 
@@ -36,6 +37,8 @@ class Transformer(Configured, keras.Model):
             names = "experts_dropped", "experts_busiest"
             self.expert_metrics = [keras.metrics.Mean(name=name) for name in names]
 
+    has_source = False  # True = an encoder-decoder
+
     # Building and calling
 
     def build(self, input_shape=None):
@@ -49,8 +52,7 @@ class Transformer(Configured, keras.Model):
         """Checks the inputs where they enter; models inside of models take them as they are."""
         if inside_a_model.get():
             return super().__call__(inputs, *args, **kwargs)
-        if isinstance(inputs, (list, tuple)):
-            inputs = np.asarray(inputs)
+        inputs = to_arrays(inputs)
         self.check_inputs(inputs)
         token = inside_a_model.set(True)
         try:
@@ -81,7 +83,10 @@ class Transformer(Configured, keras.Model):
             side: "target", or "source" where the two sides of an encoder-decoder have
                 vocabularies of their own.
         """
-        own = self.config.target_vocabulary_size is not None and side == "target"
+        if side not in ("source", "target"):
+            raise ValueError(f"side must be 'source' or 'target', got {side!r}")
+        own = self.has_source and self.config.target_vocabulary_size is not None
+        own = own and side == "target"
         field = "target_vocabulary_size" if own else "vocabulary_size"
         self.config.replace(**{field: size})  # refuses a wrong size before anything changes
         table, *heads = self.vocabulary_layers(side)
@@ -123,12 +128,25 @@ class Transformer(Configured, keras.Model):
         """
         optimizer = default_optimizer() if optimizer is None else keras.optimizers.get(optimizer)
         loss = self.default_loss() if loss is None else loss
+        metrics = self.take_token_metrics(metrics, kwargs)
         if metrics is None:  # the metrics of the model count what the loss counts
             kwargs.setdefault("weighted_metrics", self.default_metrics())
         if accumulate != 1:
             optimizer = accumulating(optimizer, accumulate, loss)
         self.accumulate, self.jit_asked = accumulate, kwargs.get("jit_compile", "auto")
         super().compile(optimizer=optimizer, loss=loss, metrics=metrics, **kwargs)
+
+    def take_token_metrics(self, metrics, options):
+        """kformer's metrics count what the loss counts: they go among the weighted ones."""
+        if not isinstance(metrics, (list, tuple)):
+            return metrics
+        own = [metric for metric in metrics if isinstance(metric, TokenMean)]
+        for metric in own:
+            if metric.ignore_id is None:
+                metric.ignore_id = getattr(self, "ignored_label", None)
+        if own:
+            options["weighted_metrics"] = [*(options.get("weighted_metrics") or []), *own]
+        return [metric for metric in metrics if metric not in own]
 
     def get_compile_config(self):
         """What `compile` was asked for: Keras would write what "auto" means on this backend, and
@@ -166,7 +184,7 @@ class Transformer(Configured, keras.Model):
     def check_batch(self, x, y=None):
         self.check_inputs(x)
         if y is not None and isinstance(getattr(self, "loss", None), TokenCrossentropy):
-            check_labels(y, self.num_labels)
+            check_labels(y, self.num_labels, self.label_shape(x))
 
     def weigh(self, x, y, sample_weight):
         """The weight of every label in the loss."""
@@ -219,6 +237,8 @@ class Transformer(Configured, keras.Model):
         return feeding.feed(x, self.check_batch)
 
     def train_on_batch(self, x, y=None, *args, **kwargs):
+        if self.accumulate > 1:  # a batch by itself does not know the others of its group
+            raise ValueError(f"train_on_batch needs accumulate=1, got {self.accumulate}: use fit")
         self.check_batch(x, y)
         return super().train_on_batch(x, y, *args, **kwargs)
 
@@ -231,13 +251,23 @@ class Transformer(Configured, keras.Model):
         return super().predict_on_batch(x)
 
 
-def with_special_ids(config, tokenizer):
+def to_arrays(inputs):
+    """Lists of rows as arrays, also inside of dicts."""
+    if isinstance(inputs, dict):
+        return {key: to_arrays(value) for key, value in inputs.items()}
+    return np.asarray(inputs) if isinstance(inputs, (list, tuple)) else inputs
+
+
+def with_special_ids(config, tokenizer, size_field="vocabulary_size"):
     """The config with ids that it leaves open taken from the tokenizer; they must agree."""
     if tokenizer is None:
         return config
     changes = {}
-    for name in ("pad_id", "bos_id", "eos_id", "vocabulary_size"):
-        mine, theirs = getattr(config, name), getattr(tokenizer, name, None)
+    for name, theirs in (
+        *((name, getattr(tokenizer, name, None)) for name in ("pad_id", "bos_id", "eos_id")),
+        (size_field, getattr(tokenizer, "vocabulary_size", None)),
+    ):
+        mine = getattr(config, name)
         if mine is None and name != "pad_id":
             changes[name] = theirs
         elif theirs is not None and mine != theirs:

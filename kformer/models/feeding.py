@@ -83,9 +83,19 @@ def _checked_tf(dataset, check):
 
 
 def _checked_loader(loader, check):
-    loader, collate = copy.copy(loader), loader.collate_fn
-    loader.collate_fn = lambda samples: _passed(collate(samples), check)
+    loader = copy.copy(loader)
+    loader.collate_fn = CheckedCollate(loader.collate_fn, check)
     return loader
+
+
+class CheckedCollate:
+    """A class and not a closure, because it goes to the loader's worker processes."""
+
+    def __init__(self, collate, check):
+        self.collate, self.check = collate, check
+
+    def __call__(self, samples):
+        return _passed(self.collate(samples), self.check)
 
 
 class CheckedDataset(keras.utils.PyDataset):
@@ -96,6 +106,13 @@ class CheckedDataset(keras.utils.PyDataset):
         self.inner, self.check = inner, check
         self.accumulate, self.weigh = accumulate, weigh
         self.group, self.lock = (None, []), threading.Lock()
+
+    def __getstate__(self):
+        """For worker processes, which make a lock of their own."""
+        return {key: value for key, value in self.__dict__.items() if key != "lock"}
+
+    def __setstate__(self, state):
+        self.__dict__.update(state, lock=threading.Lock())
 
     @property
     def num_batches(self):

@@ -111,8 +111,11 @@ def check_padding_mask(mask, shape):
         raise ValueError(f"padding_mask must leave a real token, got all False, shape {got}")
 
 
-def check_labels(labels, classes):
+def check_labels(labels, classes, shape=None):
     """Integer labels below the number of classes; negative ones never count and pass."""
+    got = tuple(labels.shape) if hasattr(labels, "shape") else np.shape(labels)
+    if shape is not None and got != tuple(shape):
+        raise ValueError(f"labels must have shape {tuple(shape)}, one for each, got shape {got}")
     if not backend.is_concrete(labels):
         return
     array = backend.to_numpy(labels)

@@ -1,9 +1,20 @@
 """The encoder-decoder. Letters: B batch, S source tokens, T target tokens, D width."""
 
-from kformer.models.base import Transformer
+from kformer.config import Config
+from kformer.models.base import Transformer, with_special_ids
 from kformer.models.inputs import describe
 from kformer.models.stack import Decoder, Encoder
 from kformer.serialization import child_policy, register
+
+
+def with_target_ids(config, tokenizer, target_tokenizer):
+    """What is generated comes from the target's tokenizer: its special ids go first."""
+    if target_tokenizer is None or not isinstance(config, Config):
+        return config
+    own = tokenizer is not None and target_tokenizer is not tokenizer
+    own = own or config.target_vocabulary_size is not None
+    size_field = "target_vocabulary_size" if own else "vocabulary_size"
+    return with_special_ids(config, target_tokenizer, size_field)
 
 
 @register
@@ -21,8 +32,11 @@ class Seq2Seq(Transformer):
         return_hidden: also {"encoder": [...], "decoder": [...]}, the states of every layer.
     """
 
+    has_source = True
+
     def __init__(self, config, tokenizer=None, target_tokenizer=None, remat=None, **kwargs):
         kwargs.setdefault("name", "seq2seq")
+        config = with_target_ids(config, tokenizer, target_tokenizer)
         super().__init__(config, tokenizer=tokenizer, remat=remat, **kwargs)
         self.target_tokenizer = target_tokenizer or tokenizer
         part = dict(remat=remat, dtype=child_policy(self))

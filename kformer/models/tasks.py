@@ -11,7 +11,7 @@ from kformer.layers.feedforward import Project, activate
 from kformer.layers.heads import Bias, Pooling
 from kformer.models.base import Transformer
 from kformer.models.inputs import pad, real_tokens, unpack
-from kformer.models.seq2seq import Seq2Seq
+from kformer.models.seq2seq import Seq2Seq, with_target_ids
 from kformer.models.stack import Decoder, Encoder
 from kformer.serialization import child_policy, register
 from kformer.training.losses import TokenCrossentropy
@@ -44,6 +44,12 @@ class Task(Transformer):
             return weights
         given = ops.cast(sample_weight, "float32")
         return weights * (given[:, None] if len(given.shape) == 1 else given)
+
+    def label_shape(self, x):
+        """A label per token of the (target) ids, or one per row."""
+        ids, _ = unpack(x["target"] if self.has_source else x)
+        shape = tuple(ids.shape) if hasattr(ids, "shape") else np.shape(ids)
+        return shape if self.per_token else shape[:1]
 
     per_token = True
 
@@ -296,8 +302,11 @@ class Seq2SeqLM(LanguageModel):
         tokenizer, target_tokenizer, remat: as in `Seq2Seq`.
     """
 
+    has_source = True
+
     def __init__(self, config, tokenizer=None, target_tokenizer=None, remat=None, **kwargs):
         kwargs.setdefault("name", "seq2seq_lm")
+        config = with_target_ids(config, tokenizer, target_tokenizer)
         super().__init__(config, tokenizer, remat, **kwargs)
         self.target_tokenizer = target_tokenizer or tokenizer
         self.backbone = Seq2Seq(self.config, remat=remat, dtype=child_policy(self))
