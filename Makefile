@@ -27,7 +27,8 @@ lint: setup
 # What JAX compiled is kept, for the processes of this run and for the next one.
 $(BACKENDS): setup
 	KERAS_BACKEND=$@ OMP_NUM_THREADS=1 COVERAGE_FILE=.coverage.$@ \
-	XLA_FLAGS="--xla_backend_optimization_level=0" JAX_COMPILATION_CACHE_DIR=$(CURDIR)/.jax_cache \
+	XLA_FLAGS="--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false" \
+	JAX_COMPILATION_CACHE_DIR=$(CURDIR)/.jax_cache \
 	JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0 JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES=-1 \
 	$(BIN)/python -m pytest -n 2 --cov=kformer --cov-report= $(TEST_FLAGS)
 

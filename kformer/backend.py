@@ -126,6 +126,30 @@ def recomputed(function, *tensors):
     return function(*tensors)
 
 
+def inference(function, layer, *inputs):
+    """function(layer, *inputs) without gradients; on JAX compiled as a whole.
+
+    Op by op JAX would compile every single one for every new shape. Weights and states go in as
+    arguments, so that nothing is baked into what is compiled, and states that moved are put back.
+    """
+    inputs = keras.tree.map_structure(ops.convert_to_tensor, inputs)
+    if BACKEND != "jax":
+        with no_gradient():
+            return function(layer, *inputs)
+    variables, states = layer.variables, [v for v in layer.variables if not v.trainable]
+
+    def pure(values, inputs):
+        mapping = list(zip(variables, values, strict=True))
+        with keras.StatelessScope(state_mapping=mapping) as scope:
+            out = function(layer, *inputs)
+        return out, [scope.get_current_value(v) for v in states]
+
+    out, moved = jax.jit(pure)([v.value for v in variables], inputs)
+    for variable, value in zip(states, moved, strict=True):
+        variable.assign(value)
+    return out
+
+
 def gradients(function, layer, *inputs):
     """The value of function(layer, *inputs) and its gradients by the layer's trainable
     variables and by every floating-point input, as NumPy arrays: (value, [...], [...])."""

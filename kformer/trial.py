@@ -40,12 +40,13 @@ class Trial:
         if len(self.pool) < 2:
             raise ValueError(f"vocabulary_size must leave two ids to try, got {self.size}")
         self.ids = self.draw(0, (3, length))
-        out = self.run(self.ids)
-        self.per_token = out.ndim == 3
+        self.out, self.calls = self.look_inside(self.ids, None, outputs_of_layers)
+        self.per_token = self.out.ndim == 3
         self.causal = self.guess_causal() if causal is None else causal
         self.rounding = self.guess_rounding()
-        self.moves = distance(out, self.run(self.draw(5, (3, length))))
-        self.noise = float(self.rounding * np.abs(np.nan_to_num(out)).max(initial=0.0))
+        other, _ = self.look_inside(self.draw(5, (3, length)), None, no_notes)
+        self.moves = distance(self.out, other)
+        self.noise = float(self.rounding * np.abs(np.nan_to_num(self.out)).max(initial=0.0))
 
     def draw(self, seed, shape):
         return np.random.default_rng(seed).choice(self.pool, shape).astype("int32")
@@ -83,31 +84,40 @@ class Trial:
         source = self.source if source is None else source
         return {"source": np.repeat(source, len(ids), 0), "target": ids}
 
-    def run(self, ids, source=None):
-        with backend.no_gradient():
-            return backend.to_numpy(self.model(self.wrap(ids, source), training=False))
+    def look_inside(self, ids, source, notes):
+        """The output, and what notes() collected about the sub-layers, as NumPy."""
+        names = []
 
-    def compare(self, first, second, cut_first, cut_second, tokens_only=False, exact=False):
-        """(do they agree, largest difference, path of the first sub-layer that differs).
+        def forward(model, inputs):
+            with notes() as found:
+                out = model(inputs, training=False)
+            names[:] = [name for name, _ in found]
+            return out, [tensor for _, tensor in found]
+
+        out, tensors = backend.inference(forward, self.model, self.wrap(ids, source))
+        found = [backend.to_numpy(tensor) for tensor in tensors]
+        return backend.to_numpy(out), list(zip(names, found, strict=True))
+
+    def compare(self, other, mine, theirs, source=None, tokens_only=False, exact=False):
+        """The run of self.ids and that of other ids, or of another source:
+        (do they agree, largest difference, path of the first sub-layer that differs).
 
         Args:
-            first, second: (ids, source or None) of the two runs.
-            cut_first, cut_second: (rows, columns) that must agree; the columns are cut where an
-                output has one per token.
-            tokens_only: sub-layers with other outputs are not compared.
+            other: ids of the other run.
+            mine, theirs: (rows, columns) that must agree in the one and in the other; columns are
+                cut where an output has one per token.
+            source: of the other run; None = the same.
+            tokens_only: outputs other than (B, T, ...) are not compared.
             exact: not even rounding may differ.
         """
-        with recording() as calls:
-            out = self.run(*first)
-        with recording() as other_calls:
-            other = self.run(*second)
-        pairs = [("", out), *calls], [("", other), *other_calls]
+        out, calls = self.look_inside(other, source, outputs_of_layers)
+        pairs = [("", self.out), *self.calls], [("", out), *calls]
         difference, where = 0.0, ""
         for (path, x), (other_path, y) in zip(*pairs, strict=False):
-            if path != other_path:
+            if path != other_path or (tokens_only and x.shape[1:2] != self.ids.shape[1:]):
                 continue
-            x, y = cut(x, first[0], *cut_first), cut(y, second[0], *cut_second)
-            if x is None or y is None or (path and tokens_only and x.ndim < 3):
+            x, y = cut(x, self.ids, *mine), cut(y, other, *theirs)
+            if x is None or y is None:
                 continue
             if path and x.shape != y.shape:  # of another sequence, a source perhaps
                 continue
@@ -157,14 +167,19 @@ def instead_of_calling(function):
 
 
 @contextlib.contextmanager
-def recording():
-    """Collects (path, output as NumPy) of every layer that is called inside, innermost first."""
+def no_notes():
+    yield []
+
+
+@contextlib.contextmanager
+def outputs_of_layers():
+    """Collects (path, output) of every layer that is called inside, innermost first."""
     calls = []
 
     def note_output(layer, call, args, kwargs):
         out = call(*args, **kwargs)
-        if ops.is_tensor(out) and backend.is_concrete(out):
-            calls.append((layer.path or layer.name, backend.to_numpy(out)))
+        if ops.is_tensor(out):
+            calls.append((layer.path or layer.name, out))
         return out
 
     with instead_of_calling(note_output):
@@ -172,16 +187,14 @@ def recording():
 
 
 @contextlib.contextmanager
-def watching_tables():
-    """Collects (layer, indices as NumPy) of every embedding that is asked for rows inside."""
+def indices_of_tables():
+    """Collects (layer, indices) of every embedding that is asked for rows inside."""
     asked = []
 
     def note_indices(layer, call, args, kwargs):
-        size = getattr(layer, "input_dim", None)
-        if size and args and not kwargs.get("reverse") and backend.is_concrete(args[0]):
-            index = backend.to_numpy(args[0])
-            if index.dtype.kind in "iu" and index.size:
-                asked.append((layer, index))
+        tables = getattr(layer, "input_dim", None) and args and not kwargs.get("reverse")
+        if tables and ops.is_tensor(args[0]) and "int" in str(args[0].dtype):
+            asked.append((layer, args[0]))
         return call(*args, **kwargs)
 
     with instead_of_calling(note_indices):

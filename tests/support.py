@@ -179,6 +179,11 @@ def run(layer, *inputs, training=False, **kwargs):
     return keras.tree.map_structure(backend.to_numpy, _compiled[key](weights, states, inputs))
 
 
+def called(layer, *inputs):
+    """What a built layer gives, as a tensor; on JAX compiled as a whole."""
+    return backend.inference(lambda layer, *x: layer(*x), layer, *inputs)
+
+
 def close(a, b, tolerance, what="", of_all=False):
     """|a − b| ≤ tolerance · (1 + |b|), everywhere, NaN nowhere; of_all: with the largest |b|."""
     a, b = np.asarray(a, "float64"), np.asarray(b, "float64")

@@ -8,7 +8,7 @@ import warnings
 import keras
 import numpy as np
 import pytest
-from support import BACKEND, CASES, Case, case_ids, close, config, exact, make_model
+from support import BACKEND, CASES, Case, case_ids, close, config, exact, make_model, run
 
 import kformer
 from kformer import backend
@@ -113,12 +113,12 @@ def test_p19_same_backend(number, tmp_path):
     c.model.save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras")
     inputs = c.wrap(c.ids())
-    exact(backend.to_numpy(loaded(inputs)), backend.to_numpy(c.model(inputs)))
+    exact(run(loaded, inputs), run(c.model, inputs))
     c.model.save_weights(tmp_path / "model.weights.h5")
     fresh = make_model(c.kind, c.config, seed=9, **c.arguments)
-    assert (backend.to_numpy(fresh(inputs)) != backend.to_numpy(loaded(inputs))).any()
+    assert (run(fresh, inputs) != run(loaded, inputs)).any()
     fresh.load_weights(tmp_path / "model.weights.h5")
-    exact(backend.to_numpy(fresh(inputs)), backend.to_numpy(loaded(inputs)))
+    exact(run(fresh, inputs), run(loaded, inputs))
 
 
 def test_p21_b14_weights_of_another_configuration(tmp_path):

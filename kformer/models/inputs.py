@@ -4,6 +4,7 @@ Inside a compiled step nothing can be raised any more, so batches are checked on
 they enter. Letters: B batch, T tokens.
 """
 
+import keras
 import numpy as np
 
 from kformer import backend, masks
@@ -70,9 +71,13 @@ def check_length(inputs, config, shape):
     length, limit = shape[1], config.max_length
     if length is None or length <= limit:
         return
-    _, extras = unpack(inputs)
-    if all(backend.is_concrete(x) for x in (unpack(inputs)[0], *extras.values())):
+    ids, extras = unpack(inputs)
+    if all(backend.is_concrete(x) for x in (ids, *extras.values())):
         length = int(backend.to_numpy(describe(inputs, config).positions).max()) + 1
+    elif {"segments", "padding_mask"} & set(extras):
+        return
+    elif config.pad_id is not None and not isinstance(ids, keras.KerasTensor):
+        return  # inside of a compiled step: `fit` has looked at the batch, else it gives NaN
     if length > limit:
         rule = f"length must be at most max_length={limit} with learned positions"
         raise ValueError(f"{rule}, got length {length}")
