@@ -163,6 +163,20 @@ def test_in_a_functional_model(name, tmp_path):
     exact(loaded.predict(ids, verbose=0), model.predict(ids, verbose=0))
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "mixed_bfloat16"])
+@pytest.mark.parametrize("kind", [Project, Bias])
+def test_gradients_of_biases_do_not_saturate(kind, dtype):
+    """They are sums over all tokens: added up in bfloat16, 4096 ones would give 256."""
+    layer = kind(4, dtype=dtype)
+    layer.build((None, None, 4))
+
+    def loss(layer, x):
+        return ops.sum(ops.cast(layer(x), "float32"))
+
+    _, by_weight, _ = backend.gradients(loss, layer, np.ones((8, 512, 4), "float32"))
+    assert (by_weight[-1].astype("float32") == 4096).all()
+
+
 def test_cross_attention_masks():
     """Both implicit masks are honoured: the context's for keys, the query's handed on."""
     embed = keras.layers.Embedding(9, D, mask_zero=True)

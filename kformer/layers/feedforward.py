@@ -1,6 +1,7 @@
 """Projections and the feed-forward network. Letters: B batch, T tokens, D width."""
 
 from keras import activations, layers, ops
+from keras.backend import standardize_dtype
 
 from kformer.config import CHOICES
 from kformer.serialization import child_policy, register
@@ -20,11 +21,24 @@ class Project(layers.Dense):
         self.supports_masking = True
 
     def call(self, x, training=None):
-        if len(x.shape) == 2:
-            return super().call(x, training=training)
         shape = ops.shape(x)
-        out = super().call(ops.reshape(x, (-1, x.shape[-1])), training=training)
+        out = ops.matmul(ops.reshape(x, (-1, x.shape[-1])), self.kernel)
+        if self.bias is not None:
+            out = add_bias(self.bias, out)
+        out = out if self.activation is None else self.activation(out)
         return ops.reshape(out, (*shape[:-1], self.units))
+
+
+def add_bias(bias, x):
+    """x + bias, in the order that keeps the gradient of the bias right in low precision.
+
+    For x + bias Keras takes an operation of TensorFlow's whose gradient adds up the rows in the
+    precision of x: in bfloat16 the sum of 4096 ones would be 256. In float16 every sum of
+    TensorFlow's does that, so there both are float32 for the moment: the same number comes out.
+    """
+    if standardize_dtype(x.dtype) == "float16":
+        return ops.cast(ops.add(ops.cast(bias, "float32"), ops.cast(x, "float32")), x.dtype)
+    return ops.add(bias, x)
 
 
 def activate(x, name):

@@ -3,6 +3,7 @@
 from keras import layers, ops
 
 from kformer.layers.attention import attention_weights, without_padding
+from kformer.layers.feedforward import add_bias
 from kformer.serialization import register
 
 POOLINGS = ("mean", "first", "last", "attention")
@@ -80,4 +81,4 @@ class Bias(layers.Layer):
         self.bias = self.add_weight((self.units,), "zeros", name="bias")
 
     def call(self, x):
-        return x + self.bias
+        return add_bias(self.bias, x)
