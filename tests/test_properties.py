@@ -65,7 +65,10 @@ def test_p3_right_padding(number):
     c = case(number)
     ids = c.ids()
     padded = c.run(c.pad(ids, right=4))
-    close(padded[:, : ids.shape[1]] if c.per_token else padded, c.run(ids), 1e-6)
+    padded = padded[:, : ids.shape[1]] if c.per_token else padded
+    # Of the largest output: either run is by rounding up to 1.0e-6 · (1 + |y|) from the float64
+    # reference in single small outputs.
+    close(padded, c.run(ids), 1e-6, of_all=True)
 
 
 @every_case
