@@ -423,9 +423,11 @@ def test_p30_remat(number):
         steps = 1 if BACKEND == "jax" else 2  # there gradients() is pure: the same masks again
         results.append([backend.gradients(loss, model)[:2] for _ in range(steps)])
     for (value, plain), (other, recomputed) in zip(*results, strict=True):
-        assert other == pytest.approx(value, rel=1e-6, abs=1e-6)
+        # The value is a sum of many numbers, and compiled anew it is rounded in another order.
+        assert other == pytest.approx(value, rel=1e-6, abs=1e-6 * np.abs(direction).sum())
+        size = 1.0 + max(np.abs(a).max() for a in plain)
         for a, b in zip(plain, recomputed, strict=True):
-            close(b, a, 1e-6)
+            close(b / size, a / size, 1e-6)
     if BACKEND != "jax":
         assert results[0][0][0] != results[0][1][0]
 
