@@ -424,7 +424,7 @@ def test_p30_remat(number):
         results.append([backend.gradients(loss, model)[:2] for _ in range(steps)])
     for (value, plain), (other, recomputed) in zip(*results, strict=True):
         # The value is a sum of many numbers, and compiled anew it is rounded in another order.
-        assert other == pytest.approx(value, rel=1e-6, abs=1e-6 * np.abs(direction).sum())
+        assert other == pytest.approx(value, rel=1e-6, abs=1e-6 * float(np.abs(direction).sum()))
         size = 1.0 + max(np.abs(a).max() for a in plain)
         for a, b in zip(plain, recomputed, strict=True):
             close(b / size, a / size, 1e-6)
