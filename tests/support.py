@@ -205,8 +205,9 @@ def directional(function, weights, gradients, seed=0, step=1e-6, tolerance=1e-5)
     function({path: array}) → number; gradients {path: array}.
     """
     random = np.random.default_rng(seed)
-    # A gradient that is zero by nature (the bias of keys) is rounding noise of the others.
-    noise = 1e-7 * max(np.linalg.norm(gradient) for gradient in gradients.values())
+    # A gradient that is zero by nature (the bias of keys) is rounding noise of the others: a few
+    # units of 1.2e-7 for each number that was added up.
+    noise = 1e-6 * max(np.linalg.norm(gradient) for gradient in gradients.values())
     for path, gradient in gradients.items():
         direction = random.choice([-1.0, 1.0], gradient.shape)
         ends = []

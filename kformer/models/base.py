@@ -207,11 +207,17 @@ class Transformer(Configured, keras.Model):
             x = feeding.feed(x, self.check_batch, self.accumulate, self.weigh)
         if self.accumulate > 1:
             given["shuffle"] = False  # the batches of a group stay together
-        optimizer = getattr(self, "optimizer", None)
-        state = [*self.variables, *self.metrics_variables]
-        state += optimizer.variables if optimizer else []
+        state = [*self.variables, *self.metrics_variables, *self.optimizer_variables()]
         with backend.keeping(state), feeding.errors_of_the_host():
             return super().fit(**{**given, "x": x})
+
+    def optimizer_variables(self):
+        """The optimizer's state, made now: inside the step TensorFlow would trace it twice."""
+        if getattr(self, "optimizer", None) is None:
+            return []
+        if not self.optimizer.built:
+            self.optimizer.build(self.trainable_variables)
+        return self.optimizer.variables
 
     def _checked_validation(self, data):
         if isinstance(data, (tuple, list)):
@@ -240,6 +246,7 @@ class Transformer(Configured, keras.Model):
         if self.accumulate > 1:  # a batch by itself does not know the others of its group
             raise ValueError(f"train_on_batch needs accumulate=1, got {self.accumulate}: use fit")
         self.check_batch(x, y)
+        self.optimizer_variables()
         return super().train_on_batch(x, y, *args, **kwargs)
 
     def test_on_batch(self, x, y=None, *args, **kwargs):
