@@ -6,7 +6,7 @@ find it, and Keras is loaded anyway. The rest is imported when its name is first
 
 import importlib
 
-from kformer import layers
+from kformer import data, layers
 from kformer.config import Config
 from kformer.models import (
     CausalLM,
@@ -18,7 +18,8 @@ from kformer.models import (
     TextClassifier,
     TokenClassifier,
 )
-from kformer.training import losses, metrics, schedules
+from kformer.text import Tokenizer
+from kformer.training import callbacks, losses, metrics, schedules
 from kformer.zoo import presets
 
 __version__ = "0.1.0"
@@ -36,6 +37,9 @@ __all__ = [
     "Seq2SeqLM",
     "TextClassifier",
     "TokenClassifier",
+    "Tokenizer",
+    "callbacks",
+    "data",
     "layers",
     "losses",
     "metrics",

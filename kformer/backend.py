@@ -126,6 +126,36 @@ def recomputed(function, *tensors):
     return function(*tensors)
 
 
+def compiled(function, layer):
+    """function(layer, *inputs) without gradients, compiled once for each shape of its inputs.
+
+    Weights go in as arguments: what training changes is seen, nothing is baked in.
+    """
+    if BACKEND == "jax":
+
+        def pure(values, *inputs):
+            mapping = list(zip(layer.variables, values, strict=True))
+            with keras.StatelessScope(state_mapping=mapping):
+                return function(layer, *inputs)
+
+        jitted = jax.jit(pure)
+        return lambda *inputs: jitted([v.value for v in layer.variables], *inputs)
+    if BACKEND == "tensorflow":
+        jitted = tf.function(functools.partial(function, layer), jit_compile=True)
+        return lambda *inputs: jitted(*keras.tree.map_structure(_to_tensor, inputs))
+
+    def eager(*inputs):
+        with no_gradient():
+            return function(layer, *keras.tree.map_structure(_to_tensor, inputs))
+
+    return eager
+
+
+def _to_tensor(x):
+    """Arrays become tensors: as arrays they would be constants of what is compiled."""
+    return ops.convert_to_tensor(x) if isinstance(x, np.ndarray) else x
+
+
 def inference(function, layer, *inputs):
     """function(layer, *inputs) without gradients; on JAX compiled as a whole.
 
@@ -199,7 +229,7 @@ def keeping(variables):
     On JAX Keras takes the values out of a model while it trains, and puts them back; if the very
     first batch raises, they would be lost.
     """
-    held = [(v, v.value) for v in variables] if BACKEND == "jax" else []
+    held = _apart(variables) if BACKEND == "jax" else []
     try:
         yield
     except BaseException:
@@ -207,6 +237,17 @@ def keeping(variables):
             if variable._value is None:
                 variable.assign(value)
         raise
+
+
+def _apart(variables):
+    """(variable, value) of each, no two of which are the same array: JAX's training step takes
+    arrays over, and cannot take one twice. After `fit`, weights and their averages are."""
+    held = {}
+    for variable in variables:
+        if id(variable.value) in held:
+            variable.assign(ops.copy(variable.value))
+        held[id(variable.value)] = variable, variable.value
+    return list(held.values())
 
 
 def to_numpy(x) -> np.ndarray:

@@ -40,3 +40,9 @@ class BlockCache(NamedTuple):
 
     own: KeysValues
     cross: KeysValues | None = None
+
+    def take(self, rows):
+        """The cache whose row i goes on from row rows[i]. Rows that change places are beams of
+        one source: what they keep of it stays where it is."""
+        own = KeysValues(*(ops.take(part, rows, axis=0) for part in self.own))
+        return BlockCache(own, self.cross)

@@ -77,6 +77,16 @@ def count(real, segments=None):
     return ops.maximum(running, 0)
 
 
+def at(tokens, start, length):
+    """The description of `length` tokens from place `start` on, which may be a tensor."""
+    rows = ops.shape(tokens.real)[0]
+
+    def cut(x):
+        return None if x is None else ops.slice(x, (0, start), (rows, length))
+
+    return Tokens(*(cut(x) for x in tokens))
+
+
 def visible(query, key, causal=False, window=None):
     """(B, 1, T, S): True where a query may see a key.
 

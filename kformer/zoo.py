@@ -17,6 +17,9 @@ LLAMA = dict(
     activation="silu", gated=True, norm="rms", norm_epsilon=1e-5, position="rotary",
     use_bias=False, pad_id=None,
 )  # fmt: skip
+NANOGPT = dict(
+    vocabulary_size=65, activation="gelu", position="learned", use_bias=False, pad_id=None,
+)  # fmt: skip
 ORIGINAL = dict(
     vocabulary_size=37000, num_layers=6, hidden_dim=512, num_heads=8, norm_placement="post",
     position="sinusoidal", dropout=0.1, scale_embeddings=True, pad_id=0, bos_id=1, eos_id=2,
@@ -40,6 +43,11 @@ PRESETS = {
     "gpt2_medium": GPT2 | dict(num_layers=24, hidden_dim=1024, num_heads=16),
     "gpt2_large": GPT2 | dict(num_layers=36, hidden_dim=1280, num_heads=20),
     "gpt2_xl": GPT2 | dict(num_layers=48, hidden_dim=1600, num_heads=25),
+    "nanogpt": NANOGPT | dict(
+        num_layers=6, hidden_dim=384, num_heads=6, max_length=256, dropout=0.2,
+        attention_dropout=0.2,
+    ),
+    "nanogpt-cpu": NANOGPT | dict(num_layers=4, hidden_dim=128, num_heads=4, max_length=64),
     "llama3.2_1b": LLAMA | dict(
         vocabulary_size=128256, num_layers=16, hidden_dim=2048, num_heads=32,
         num_key_value_heads=8, intermediate_dim=8192, rotary_base=500000.0, max_length=131072,

@@ -243,7 +243,7 @@ def test_attention_maps(tmp_path):
         assert weights.shape == (1, 4, 4, 4)
         np.testing.assert_allclose(weights[0, :, :3].sum(-1), 1.0, atol=1e-6)
         assert (weights[..., 3] == 0).all()
-    draw(maps["decoder/block_0/cross_attention"], tmp_path / "map.png", labels=list("abcd"))
+    draw(maps["decoder/block_0/cross_attention"], tmp_path / "map.png", keys=list("abcd"))
     assert (tmp_path / "map.png").stat().st_size > 1000
     with pytest.raises(ValueError, match="must be a Keras model or layer, got int"):
         kformer.attention_maps(3, ids)

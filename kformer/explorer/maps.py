@@ -23,13 +23,13 @@ def attention_maps(model, inputs) -> dict:
     return maps
 
 
-def draw(weights, path, labels=None, title=None):
+def draw(weights, path, keys=None, queries=None, title=None):
     """A picture (PNG) of one map's first row: a panel per head. Needs matplotlib.
 
     Args:
         weights: (B, N, T, S), one value of `attention_maps`.
         path: where the picture goes.
-        labels: T or S names of the tokens for the axes.
+        keys, queries: S and T names of the tokens, for the axes.
         title: text above the picture.
     """
     import matplotlib
@@ -42,10 +42,10 @@ def draw(weights, path, labels=None, title=None):
     for number, (axis, head) in enumerate(zip(axes[0], heads, strict=True)):
         axis.imshow(head, vmin=0.0, vmax=max(float(head.max()), 1e-6), cmap="viridis")
         axis.set(title=f"head {number}", xlabel="key", ylabel="query")
-        if labels is not None and len(labels) == head.shape[1]:
-            axis.set_xticks(range(len(labels)), labels, rotation=90)
-        if labels is not None and len(labels) == head.shape[0]:
-            axis.set_yticks(range(len(labels)), labels)
+        if keys is not None:
+            axis.set_xticks(range(head.shape[1]), keys, rotation=90)
+        if queries is not None:
+            axis.set_yticks(range(head.shape[0]), queries)
     figure.suptitle(title)
     figure.tight_layout()
     figure.savefig(path, dpi=100)

@@ -1,8 +1,9 @@
 """The models: configurations of the parts. Each is built when its constructor returns."""
 
+from kformer.models.language import CausalLM, MaskedLM, Seq2SeqLM
 from kformer.models.seq2seq import Seq2Seq
 from kformer.models.stack import Decoder, Encoder
-from kformer.models.tasks import CausalLM, MaskedLM, Seq2SeqLM, TextClassifier, TokenClassifier
+from kformer.models.tasks import TextClassifier, TokenClassifier
 
 __all__ = [
     "CausalLM",

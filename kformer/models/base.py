@@ -1,6 +1,7 @@
 """What all models share: built by their constructor, checked inputs, a compile() that is ready."""
 
 import inspect
+import warnings
 
 import h5py
 import keras
@@ -8,12 +9,16 @@ import numpy as np
 from keras import ops
 
 from kformer import backend
+from kformer.data.batches import Data
 from kformer.layers.embedding import Table, TokenEmbedding, inside_a_model, resize_layer
 from kformer.layers.experts import MixtureOfExperts
 from kformer.layers.positions import AlibiBias, RelativeBias
-from kformer.models import feeding
+from kformer.models import feeding, resuming
+from kformer.models.compiling import accumulating, default_optimizer, public_names
 from kformer.models.inputs import check_labels
 from kformer.serialization import Configured
+from kformer.text import Tokenizer
+from kformer.text.foreign import adapt
 from kformer.training.losses import TokenCrossentropy, counted
 from kformer.training.metrics import TokenMean
 
@@ -29,8 +34,8 @@ class Transformer(Configured, keras.Model):
         if remat not in (None, "block"):
             raise ValueError(f"remat must be None or 'block', got {remat!r}")
         self.remember(config, remat=remat)
-        self.config = with_special_ids(self.config, tokenizer)
-        self.tokenizer, self.remat = tokenizer, remat
+        self.config = with_special_ids(self.config, adapt(tokenizer))
+        self.tokenizer, self.remat = adapt(tokenizer), remat
         self.accumulate, self.jit_asked = 1, "auto"
         self.expert_metrics = []
         if self.config.num_experts:
@@ -38,6 +43,34 @@ class Transformer(Configured, keras.Model):
             self.expert_metrics = [keras.metrics.Mean(name=name) for name in names]
 
     has_source = False  # True = an encoder-decoder
+
+    tokenizer_names = ("tokenizer",)
+
+    # Saving
+
+    def get_config(self):
+        """With kformer's own tokenizers inside."""
+        config = super().get_config()
+        for name in self.tokenizer_names:
+            if isinstance(getattr(self, name), Tokenizer):
+                config[name] = getattr(self, name).get_config()
+        return config
+
+    def save(self, *args, **kwargs):
+        """Keras' save; a tokenizer of another library is not stored, and a warning says so."""
+        for name in self.tokenizer_names:
+            if not isinstance(getattr(self, name), Tokenizer | None):
+                rule = "only a kformer.Tokenizer is stored with a model: set it again after loading"
+                warnings.warn(f"{name}: {rule}, got {getattr(self, name)!r}", stacklevel=2)
+        return super().save(*args, **kwargs)
+
+    @classmethod
+    def from_config(cls, config):
+        config = dict(config)
+        for name in cls.tokenizer_names:
+            if isinstance(config.get(name), dict):
+                config[name] = Tokenizer.from_config(config[name])
+        return super().from_config(config)
 
     # Building and calling
 
@@ -197,6 +230,7 @@ class Transformer(Configured, keras.Model):
         if given.get("validation_data") is not None:
             given["validation_data"] = self._checked_validation(given["validation_data"])
         x, y = given.get("x"), given.get("y")
+        data = x if isinstance(x, Data) else None
         if feeding.is_arrays(x):
             self.check_batch(x, y)
         if feeding.is_arrays(x) and self.accumulate > 1:
@@ -208,8 +242,9 @@ class Transformer(Configured, keras.Model):
         if self.accumulate > 1:
             given["shuffle"] = False  # the batches of a group stay together
         state = [*self.variables, *self.metrics_variables, *self.optimizer_variables()]
-        with backend.keeping(state), feeding.errors_of_the_host():
-            return super().fit(**{**given, "x": x})
+        with resuming.prepared(self, given, data), backend.keeping(state):
+            with feeding.errors_of_the_host():
+                return resuming.fit(super().fit, self, {**given, "x": x}, data)
 
     def optimizer_variables(self):
         """The optimizer's state, made now: inside the step TensorFlow would trace it twice."""
@@ -293,37 +328,3 @@ def refuse_leftovers(model, path):
         extra = [part for part in parts if getattr(model, part, None) is None]
         counts = f"the model has {len(model.weights)} weights, the file {len(names)}"
         raise ValueError(f"weights must all have a place: {counts}; without one: {extra}")
-
-
-def default_optimizer():
-    return keras.optimizers.AdamW(5e-4, weight_decay=0.01, clipnorm=1.0)
-
-
-def accumulating(optimizer, steps, loss):
-    """The optimizer, told to average the gradients of `steps` batches before it moves."""
-    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
-        raise ValueError(f"accumulate must be a whole number of at least 1, got {steps!r}")
-    if not isinstance(loss, TokenCrossentropy):
-        kind = loss if isinstance(loss, str) else type(loss).__name__
-        raise ValueError(f"accumulate needs a kformer TokenCrossentropy as loss, got {kind}")
-    config = optimizer.get_config()
-    if config["gradient_accumulation_steps"] not in (None, steps):
-        rule = "gradient_accumulation_steps of the optimizer must be left out beside accumulate"
-        raise ValueError(f"{rule}, got {config['gradient_accumulation_steps']}")
-    return type(optimizer).from_config({**config, "gradient_accumulation_steps": steps})
-
-
-def public_names(config):
-    """A serialized config whose optimizers have their public module name.
-
-    On torch Keras writes the name of a class that exists for torch alone, with which training
-    could not go on elsewhere.
-    """
-    if isinstance(config, dict):
-        config = {key: public_names(value) for key, value in config.items()}
-        if str(config.get("module")).startswith("keras.src.backend.torch.optimizers"):
-            config["module"] = "keras.optimizers"
-        return config
-    if isinstance(config, (list, tuple)):
-        return [public_names(value) for value in config]
-    return config

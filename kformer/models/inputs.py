@@ -130,12 +130,46 @@ def check_labels(labels, classes, shape=None):
         raise ValueError(f"labels must be below {classes}, got {array.max()}")
 
 
-def pad(rows, pad_id):
-    """Lists of ids of unequal length → ids (B, longest) and padding_mask, as a model takes them."""
-    rows = [np.asarray(row, dtype="int32") for row in rows]
-    longest = max((len(row) for row in rows), default=0)
-    ids = np.full((len(rows), longest), pad_id or 0, dtype="int32")
-    real = np.zeros(ids.shape, dtype=bool)
-    for i, row in enumerate(rows):
-        ids[i, : len(row)], real[i, : len(row)] = row, True
+def to_inputs(given, tokenizer, config):
+    """Texts or lists of ids as padded inputs; arrays and dicts as they are."""
+    if not isinstance(given, (str, list, tuple)):
+        return given
+    rows = to_rows(given, tokenizer)
+    ids, real = align(rows, max(map(len, rows), default=0), config.pad_id)
     return {"ids": ids, "padding_mask": real}
+
+
+def to_rows(given, tokenizer, encode=None):
+    """A text, texts or lists of ids as lists of ids. encode: of texts, if not the tokenizer's."""
+    given = [given] if isinstance(given, str) else list(given)
+    if given and isinstance(given[0], str):
+        if tokenizer is None:
+            raise ValueError("texts need a model with a tokenizer, got tokenizer=None")
+        return (encode or tokenizer.encode)(given)
+    return [[int(i) for i in row] for row in given]
+
+
+def align(rows, length, pad_id, right=False):
+    """(B, length) ids and which of them are real; rows start, or (right) end together."""
+    ids = np.full((len(rows), length), pad_id or 0, "int32")
+    real = np.zeros(ids.shape, bool)
+    for i, row in enumerate(rows):
+        place = slice(length - len(row), length) if right else slice(len(row))
+        ids[i, place], real[i, place] = row, True
+    return ids, real
+
+
+def up_to_bucket(length):
+    """A few lengths stand for all, so that few shapes are compiled."""
+    return next(size for size in (2**i for i in range(3, 31)) if size >= length)
+
+
+def in_batches(rows, size):
+    """(numbers, rows) of batches of rows of similar length, all of the same size: what the last
+    one lacks is filled up with its first row."""
+    order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
+    size = min(size, len(rows))
+    for first in range(0, len(order), size or 1):
+        numbers = order[first : first + size]
+        batch = [rows[i] for i in numbers]
+        yield numbers, batch + batch[:1] * (size - len(batch))

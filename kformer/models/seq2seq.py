@@ -5,6 +5,7 @@ from kformer.models.base import Transformer, with_special_ids
 from kformer.models.inputs import describe
 from kformer.models.stack import Decoder, Encoder
 from kformer.serialization import child_policy, register
+from kformer.text.foreign import adapt
 
 
 def with_target_ids(config, tokenizer, target_tokenizer):
@@ -33,12 +34,13 @@ class Seq2Seq(Transformer):
     """
 
     has_source = True
+    tokenizer_names = ("tokenizer", "target_tokenizer")
 
     def __init__(self, config, tokenizer=None, target_tokenizer=None, remat=None, **kwargs):
         kwargs.setdefault("name", "seq2seq")
         config = with_target_ids(config, tokenizer, target_tokenizer)
         super().__init__(config, tokenizer=tokenizer, remat=remat, **kwargs)
-        self.target_tokenizer = target_tokenizer or tokenizer
+        self.target_tokenizer = adapt(target_tokenizer) or self.tokenizer
         part = dict(remat=remat, dtype=child_policy(self))
         config = self.config.replace(pooler=False)
         self.encoder = Encoder(config, num_layers=config.encoder_layers, **part)

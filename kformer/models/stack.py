@@ -2,7 +2,7 @@
 
 from keras import ops, tree
 
-from kformer import backend
+from kformer import backend, masks
 from kformer.layers.add_norm import make_dropout, make_norm
 from kformer.layers.attention import look, without_padding
 from kformer.layers.blocks import DecoderBlock, EncoderBlock, position_bias
@@ -49,24 +49,43 @@ class Stack(Transformer):
         if config.has_final_norm:
             self.final_norm = make_norm(*norm, name="final_norm", dtype=dtype)
 
-    def call(self, inputs, memory=None, memory_tokens=None, return_hidden=False, training=None):
-        tokens = describe(inputs, self.config, self.is_target)
+    def call(
+        self,
+        inputs,
+        memory=None,
+        memory_tokens=None,
+        cache=None,
+        start=None,
+        slots=None,
+        return_hidden=False,
+        training=None,
+    ):
+        """With `cache`, a list of one per block, also gives the new caches: the inputs are ids
+        for the places from `start` on among `slots`, the description of all places there are."""
+        if cache is None:
+            tokens = describe(inputs, self.config, self.is_target)
+        else:
+            tokens = masks.at(slots, start, inputs.shape[1])
         x = self.embed(inputs, tokens, training=training)
         sights = {
-            window: look(tokens, None, self.causal, window, self.bias)
+            window: look(tokens, slots, self.causal, window, self.bias)
             for window in {block.window for block in self.blocks}
         }
-        across = None if memory is None else look(tokens, memory_tokens)
-        hidden = [x]
-        for block in self.blocks:
-            sight = sights[block.window]
-            given = dict(memory=memory, sight=sight, memory_sight=across)
-            if self.remat == "block" and training:
+        across = None if memory_tokens is None else look(tokens, memory_tokens)
+        hidden, caches = [x], []
+        for number, block in enumerate(self.blocks):
+            given = dict(memory=memory, sight=sights[block.window], memory_sight=across)
+            if cache is not None:
+                x, own = block(x, **given, cache=cache[number], start=start)
+                caches.append(own)
+            elif self.remat == "block" and training:
                 x = self.run_recomputed(block, x, **given)
             else:
                 x = block(x, **given, training=training)
             hidden.append(x)
         x = x if self.final_norm is None else self.final_norm(x)
+        if cache is not None:
+            return x, caches
         return (x, [*hidden[:-1], x]) if return_hidden else x
 
     def embed(self, inputs, tokens, training=None):

@@ -1,0 +1,1 @@
+"""Generation: tokens one after another, by whatever model can `begin` and `advance`."""

@@ -1,0 +1,147 @@
+"""Text classification: an encoder, from labelled texts to an accuracy.
+
+    python recipes/classify.py
+    python recipes/classify.py --data FOLDER
+
+Without --data it tells from a docstring which package of Python's standard library it documents,
+on functions that it has not seen.
+
+MEASURED
+"""
+
+import os
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import keras
+import numpy as np
+
+import kformer
+from kformer import runs
+from kformer.text import corpora
+
+MODEL = dict(num_layers=2, hidden_dim=256, num_heads=4, dropout=0.3, activation="gelu_tanh",
+             position="rotary", max_length=256)  # fmt: skip
+
+
+def parse_arguments():
+    parser = runs.parser(__doc__, MODEL, epochs=20, learning_rate=1e-3)
+    add = parser.add_argument
+    add("--vocabulary-size", type=int, default=4000, help="of the BPE, at most")
+    add("--pooling", choices=("mean", "attention", "first", "last"), default="mean",
+        help="how a text's hidden states become one vector")  # fmt: skip
+    add("--batch-tokens", type=int, default=1024, help="slots in a batch")
+    add("--hide", type=float, default=0.1, help="share of tokens hidden from it in training")
+    add("--label-smoothing", type=float, default=0.1, help="share of the target for all classes")
+    add("--average", type=float, default=0.99, help="weights are averaged by it; 0 = not")
+    add("--pretrain", type=int, default=0, help="epochs of guessing hidden tokens before that")
+    return parser.parse_args()
+
+
+def make_optimizer(args, steps, average=0.0):
+    rate = kformer.schedules.WarmupCosine(
+        args.learning_rate, max(steps // 10, 1), steps, floor=0.02
+    )
+    ema = dict(use_ema=True, ema_momentum=average) if average else {}
+    optimizer = keras.optimizers.AdamW(rate, weight_decay=0.05, clipnorm=1.0, **ema)
+    optimizer.exclude_from_weight_decay(var_names=["bias", "gamma", "beta"])
+    return optimizer
+
+
+def pretrain(run, model, texts, args):
+    """Masked-language modelling on the same texts, for the encoder that then learns to classify."""
+    masked = kformer.MaskedLM(model.config, tokenizer=model.tokenizer)
+    given = dict(rate=0.3, max_length=model.config.max_length, seed=args.seed)
+    data = kformer.data.MaskedLMData(texts, model.tokenizer, 2 * args.batch_tokens, **given)
+    masked.compile(make_optimizer(args, args.pretrain * data.num_batches))
+    run.fit(masked, data, stage="pretraining", epochs=args.pretrain)
+    masked.save(run.folder / "masked_lm.keras")
+    for mine, learned in zip(model.backbone.weights, masked.backbone.weights, strict=True):
+        mine.assign(learned)
+
+
+def macro_f1(labels, found, classes):
+    """The mean over classes of 2·right / (predicted + there)."""
+    right = np.bincount(labels[labels == found], minlength=classes)
+    both = np.bincount(labels, minlength=classes) + np.bincount(found, minlength=classes)
+    return float(np.mean(2 * right / np.maximum(both, 1)))
+
+
+def bag_of_words(train, test):
+    """Accuracy of a linear model on words and pairs of words, if scikit-learn is there."""
+    try:
+        from sklearn.feature_extraction.text import TfidfVectorizer
+        from sklearn.svm import LinearSVC
+    except ImportError:
+        return {}
+    words = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True)
+    model = LinearSVC().fit(words.fit_transform([t for t, _ in train]), [y for _, y in train])
+    accuracy = model.score(words.transform([t for t, _ in test]), [y for _, y in test])
+    return {"bag_of_words_accuracy": float(accuracy)}
+
+
+def draw_confusion(labels, found, names, path):
+    """How often class i (row) was taken for class j (column)."""
+    plt = runs.pyplot()
+    counts = np.zeros((len(names), len(names)))
+    np.add.at(counts, (labels, found), 1)
+    shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    size = 4 + 0.2 * min(len(names), 60)
+    figure, axis = plt.subplots(figsize=(size, size))
+    axis.imshow(shares, vmin=0, vmax=1, cmap="viridis")
+    if len(names) <= 60:
+        axis.set_xticks(range(len(names)), names, rotation=90)
+        axis.set_yticks(range(len(names)), names)
+    axis.set(xlabel="answer", ylabel="truth", title="share of the answers for each class")
+    figure.tight_layout()
+    figure.savefig(path, dpi=100)
+    plt.close(figure)
+
+
+@runs.command
+def main():
+    args = parse_arguments()
+    run = runs.Run("classify", args)
+    if args.data:
+        splits = kformer.data.load_splits(args.data, kformer.data.read_labelled, args.seed)
+    else:
+        splits = corpora.docstrings_by_package()
+    texts = {name: [text for text, _ in rows] for name, rows in splits.items()}
+    labels = {name: [label for _, label in rows] for name, rows in splits.items()}
+    names = sorted(set(labels["train"]))
+    tokenizer = kformer.Tokenizer.train(texts["train"], args.vocabulary_size, mask=True)
+    config = run.config(vocabulary_size=tokenizer.vocabulary_size, pad_id=tokenizer.pad_id,
+                        bos_id=tokenizer.bos_id, eos_id=tokenizer.eos_id)  # fmt: skip
+
+    def make(name, **options):
+        return kformer.data.ClassificationData(
+            texts[name], labels[name], tokenizer, args.batch_tokens, class_names=names,
+            max_length=config.max_length, **options,
+        )  # fmt: skip
+
+    data = make("train", hide=args.hide, seed=args.seed)
+    validation, test = make("val", shuffle=False), make("test", shuffle=False)
+    print(f"{len(data.labels):,} texts, {len(names)} classes; {runs.described(data)}")
+
+    model = kformer.TextClassifier(config, len(names), args.pooling, names, tokenizer)
+    if args.pretrain:
+        pretrain(run, model, texts["train"], args)
+    loss = kformer.losses.TokenCrossentropy(args.label_smoothing)
+    model.compile(make_optimizer(args, run.total_steps(data), args.average), loss)
+    run.fit(model, data, validation_data=validation)
+
+    truth = test.labels
+    found = model.classify(texts["test"]).argmax(axis=-1)
+    metrics = {
+        "test_accuracy": float((found == truth).mean()),
+        "macro_f1": macro_f1(truth, found, len(names)),
+        "validation_accuracy": model.evaluate(validation, verbose=0, return_dict=True)["accuracy"],
+        **bag_of_words(splits["train"], splits["test"]),
+    }
+    draw_confusion(truth, found, names, run.picture("confusion.png"))
+    samples = [f"{texts['test'][i][:60]!r}: {names[found[i]]}" for i in range(min(8, len(found)))]
+    run.finish(model, metrics, samples)
+
+
+if __name__ == "__main__":
+    main()
