@@ -29,11 +29,11 @@ MODEL = dict(num_layers=2, hidden_dim=128, num_heads=4, dropout=0.1, activation=
 
 
 def parse_arguments():
-    parser = runs.parser(__doc__, MODEL, epochs=8, learning_rate=2e-3)
+    parser = runs.parser(__doc__, MODEL, epochs=4, learning_rate=2e-3)
     add = parser.add_argument
     add("--vocabulary-size", type=int, default=1000, help="of the BPE, at most")
     add("--separate", action="store_true", help="a vocabulary for each side")
-    add("--batch-tokens", type=int, default=4096, help="slots in a batch")
+    add("--batch-tokens", type=int, default=1536, help="slots in a batch")
     add("--label-smoothing", type=float, default=0.1, help="share of the target for all ids")
     add("--schedule", choices=("inverse", "cosine"), default="cosine", help="of the learning rate")
     add("--average", type=float, default=0.99, help="weights are averaged by it; 0 = not")
@@ -90,7 +90,8 @@ def draw_attention(model, source, written, path):
         [tokenizer.decode([i]) or tokenizer.tokens([i])[0] for i in row]
         for tokenizer, row in ((model.tokenizer, ids), (model.target_tokenizer, target))
     ]
-    draw(cross.mean(axis=1, keepdims=True), path, *names, title=f"{source} → {written}")
+    title = f"{source} →\n{written}"
+    draw(cross.mean(axis=1, keepdims=True), path, *names, title=title)
 
 
 @runs.command

@@ -38,15 +38,18 @@ def draw(weights, path, keys=None, queries=None, title=None):
     import matplotlib.pyplot as plt
 
     heads = np.asarray(weights)[0]
-    figure, axes = plt.subplots(1, len(heads), figsize=(4 * len(heads), 4), squeeze=False)
+    high, wide = (2.0 + 0.2 * size for size in heads.shape[1:])
+    size = (max(wide, 3.5) * len(heads), max(high, 3.5))
+    figure, axes = plt.subplots(1, len(heads), figsize=size, squeeze=False)
     for number, (axis, head) in enumerate(zip(axes[0], heads, strict=True)):
         axis.imshow(head, vmin=0.0, vmax=max(float(head.max()), 1e-6), cmap="viridis")
-        axis.set(title=f"head {number}", xlabel="key", ylabel="query")
+        name = f"head {number}" if len(heads) > 1 else None
+        axis.set(title=name, xlabel="key", ylabel="query")
         if keys is not None:
             axis.set_xticks(range(head.shape[1]), keys, rotation=90)
         if queries is not None:
             axis.set_yticks(range(head.shape[0]), queries)
-    figure.suptitle(title)
+    figure.suptitle(title, fontsize=9, wrap=True)
     figure.tight_layout()
     figure.savefig(path, dpi=100)
     plt.close(figure)

@@ -1,5 +1,6 @@
 """What all models share: built by their constructor, checked inputs, a compile() that is ready."""
 
+import contextlib
 import inspect
 import warnings
 
@@ -87,11 +88,8 @@ class Transformer(Configured, keras.Model):
             return super().__call__(inputs, *args, **kwargs)
         inputs = to_arrays(inputs)
         self.check_inputs(inputs)
-        token = inside_a_model.set(True)
-        try:
+        with checked_before():
             return super().__call__(inputs, *args, **kwargs)
-        finally:
-            inside_a_model.reset(token)
 
     def summary(self, *args, expand_nested=True, **kwargs):
         """Keras' summary, down to the blocks."""
@@ -242,9 +240,14 @@ class Transformer(Configured, keras.Model):
         if self.accumulate > 1:
             given["shuffle"] = False  # the batches of a group stay together
         state = [*self.variables, *self.metrics_variables, *self.optimizer_variables()]
-        with resuming.prepared(self, given, data), backend.keeping(state):
-            with feeding.errors_of_the_host():
-                return resuming.fit(super().fit, self, {**given, "x": x}, data)
+        with resuming.prepared(self, given, data), self.running(state):
+            return resuming.fit(super().fit, self, {**given, "x": x}, data)
+
+    @contextlib.contextmanager
+    def running(self, state):
+        """While Keras runs a loop over batches that were checked when they came in."""
+        with backend.keeping(state), feeding.errors_of_the_host(), checked_before():
+            yield
 
     def optimizer_variables(self):
         """The optimizer's state, made now: inside the step TensorFlow would trace it twice."""
@@ -261,13 +264,14 @@ class Transformer(Configured, keras.Model):
         return feeding.feed(data, self.check_batch)
 
     def evaluate(self, x=None, y=None, *args, **kwargs):
-        state = [*self.variables, *self.metrics_variables]
-        with backend.keeping(state), feeding.errors_of_the_host():
-            return super().evaluate(self._checked(x, y), y, *args, **kwargs)
+        x = self._checked(x, y)
+        with self.running([*self.variables, *self.metrics_variables]):
+            return super().evaluate(x, y, *args, **kwargs)
 
     def predict(self, x, *args, **kwargs):
-        with backend.keeping(self.variables), feeding.errors_of_the_host():
-            return super().predict(self._checked(x), *args, **kwargs)
+        x = self._checked(x)
+        with self.running(self.variables):
+            return super().predict(x, *args, **kwargs)
 
     def _checked(self, x, y=None):
         if isinstance(x, feeding.CheckedDataset):
@@ -291,6 +295,17 @@ class Transformer(Configured, keras.Model):
     def predict_on_batch(self, x):
         self.check_batch(x)
         return super().predict_on_batch(x)
+
+
+@contextlib.contextmanager
+def checked_before():
+    """Inside, models take inputs as they are: somebody has looked at them. Looking once more would
+    cost a device a stop, and Keras infers shapes from inputs that it makes up."""
+    token = inside_a_model.set(True)
+    try:
+        yield
+    finally:
+        inside_a_model.reset(token)
 
 
 def to_arrays(inputs):
