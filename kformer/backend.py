@@ -229,7 +229,7 @@ def keeping(variables):
     On JAX Keras takes the values out of a model while it trains, and puts them back; if the very
     first batch raises, they would be lost.
     """
-    held = _apart(variables) if BACKEND == "jax" else []
+    held = [(v, v.value) for v in variables] if BACKEND == "jax" else []
     try:
         yield
     except BaseException:
@@ -239,15 +239,14 @@ def keeping(variables):
         raise
 
 
-def _apart(variables):
-    """(variable, value) of each, no two of which are the same array: JAX's training step takes
-    arrays over, and cannot take one twice. After `fit`, weights and their averages are."""
-    held = {}
-    for variable in variables:
-        if id(variable.value) in held:
+def keep_apart(variables):
+    """No two of them hold the same array: JAX's steps take arrays over, and a second holder would
+    be left with nothing. Keras makes weights and their averages one when it ends training."""
+    seen = set()
+    for variable in variables if BACKEND == "jax" else ():
+        if id(variable.value) in seen:
             variable.assign(ops.copy(variable.value))
-        held[id(variable.value)] = variable, variable.value
-    return list(held.values())
+        seen.add(id(variable.value))
 
 
 def to_numpy(x) -> np.ndarray:

@@ -101,7 +101,7 @@ def translate(args):
     model = load(args, kformer.Seq2SeqLM)
     texts = texts_of(args)
     for written in model.generate(texts, args.max_new_tokens, num_beams=args.beams):
-        print(written, flush=True)
+        print(" ".join(written.split("\n")), flush=True)  # one line for each text
 
 
 def fill(args):

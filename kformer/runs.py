@@ -23,6 +23,8 @@ import keras
 
 from kformer import files
 from kformer.config import Config
+from kformer.models import resuming
+from kformer.models.base import Transformer
 from kformer.training.callbacks import Checkpoint, HistoryFile, Limit, read_history
 from kformer.zoo import PRESETS
 
@@ -138,7 +140,10 @@ class Run:
         kwargs.setdefault("epochs", self.args.epochs)
         kwargs.setdefault("verbose", 1 if sys.stdout.isatty() else 2)
         try:
-            model.fit(data, callbacks=kept, **kwargs)
+            if isinstance(model, Transformer):
+                model.fit(data, callbacks=kept, **kwargs)
+            else:  # any Keras model can go on, too
+                resuming.fit(model.fit, model, dict(x=data, callbacks=kept, **kwargs), data)
         except KeyboardInterrupt:
             line = f"{shlex.join(without_out(sys.argv))} --resume --out {self.folder}"
             print(f"\nStopped and saved. To go on: python {line}", flush=True)
@@ -166,7 +171,8 @@ class Run:
         metrics = {**metrics, **facts, "backend": keras.backend.backend()}
         with files.written(self.folder / "model.keras") as beside:
             model.save(beside)
-        files.write_json(self.folder / "config.json", model.config.to_dict())
+        config = model.config.to_dict() if isinstance(model, Transformer) else model.get_config()
+        files.write_json(self.folder / "config.json", config)
         files.write_json(self.folder / "metrics.json", metrics)
         files.write_text(self.folder / "report.md", self.report(metrics, samples))
         print("\n".join(["", *(f"{k}: {shown(v)}" for k, v in metrics.items())]))
@@ -211,13 +217,17 @@ def find_folder(name, given, resume):
             raise ValueError(f"--resume needs a run in --out, got nothing at {folder}")
         return folder
     if given is None:
-        numbers = ("", *(f"-{number}" for number in range(2, 10**6)))
-        given = next(path for n in numbers if not (path := Path(f"runs/{name}{n}")).exists())
+        names = (f"runs/{name}", *(f"runs/{name}-{number}" for number in range(2, 10**6)))
+        given = next(path for path in names if is_free(Path(path)))
     folder = Path(given)
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    if not is_free(folder):
         raise ValueError(f"--out must be a new folder, or --resume given, got {folder}")
     folder.mkdir(parents=True, exist_ok=True)
     return folder
+
+
+def is_free(folder):
+    return not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
 
 
 def draw_curves(history, path):

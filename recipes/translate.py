@@ -19,8 +19,10 @@ import keras
 import numpy as np
 
 import kformer
+from kformer import layers as parts
 from kformer import runs
 from kformer.explorer import draw
+from kformer.generation import search
 from kformer.text import corpora
 from kformer.training.callbacks import TranslationScore, translation_scores
 
@@ -31,6 +33,9 @@ MODEL = dict(num_layers=2, hidden_dim=128, num_heads=4, dropout=0.1, activation=
 def parse_arguments():
     parser = runs.parser(__doc__, MODEL, epochs=4, learning_rate=2e-3)
     add = parser.add_argument
+    kinds = ("transformer", "lstm", "lstm-attention")
+    add("--model", dest="kind", choices=kinds, default=kinds[0],
+        help="the two before transformers are there for comparison")  # fmt: skip
     add("--vocabulary-size", type=int, default=1000, help="of the BPE, at most")
     add("--separate", action="store_true", help="a vocabulary for each side")
     add("--batch-tokens", type=int, default=1536, help="slots in a batch")
@@ -59,14 +64,68 @@ def train_tokenizers(pairs, size, separate):
     return [kformer.Tokenizer.train(sides[0] + sides[1], **options)] * 2
 
 
-def make_model(run, tokenizers):
+def make_config(run, tokenizers):
     source, target = tokenizers
     own = dict(target_vocabulary_size=target.vocabulary_size) if source is not target else {}
-    config = run.config(
+    return run.config(
         vocabulary_size=source.vocabulary_size,
         pad_id=target.pad_id, bos_id=target.bos_id, eos_id=target.eos_id, **own,
     )  # fmt: skip
-    return kformer.Seq2SeqLM(config, tokenizer=source, target_tokenizer=target)
+
+
+def make_recurrent(config, attention):
+    """Before transformers: one LSTM reads the source, another writes the target from the state in
+    which the first one ended; with attention it also looks back at all of the source."""
+    width = config.hidden_dim
+    ids = {side: keras.Input((None,), dtype="int32", name=side) for side in ("source", "target")}
+    size, pad_id = config.vocabulary_size, config.pad_id
+    read = parts.TokenEmbedding(size, width, pad_id=pad_id, name="embedding")
+    write = read
+    if config.target_vocabulary_size:
+        size = config.target_vocabulary_size
+        write = parts.TokenEmbedding(size, width, pad_id=pad_id, name="target_embedding")
+    reader = keras.layers.LSTM(width, return_sequences=True, return_state=True, name="reader")
+    memory, *end = reader(read(ids["source"]))
+    writer = keras.layers.LSTM(width, return_sequences=True, name="writer")
+    x = writer(write(ids["target"]), initial_state=end)
+    if attention:
+        seen = parts.MultiHeadAttention(width, 1, name="attention")(x, context=memory)
+        x = keras.layers.Dense(width, "tanh")(keras.layers.Concatenate()([x, seen]))
+    return keras.Model(ids, keras.layers.Dense(size, name="head")(x), name="recurrent")
+
+
+class Whole:
+    """A model of source and target for the decoding loop: every token reads all before it."""
+
+    def __init__(self, model, config):
+        self.model, self.config = model, config
+
+    def begin(self, rows, room):
+        source = keras.utils.pad_sequences(rows, padding="post", value=self.config.pad_id)
+        return self.look(source, np.full((len(rows), 1), self.config.bos_id))
+
+    def advance(self, state, ids, parents):
+        source, target = (part if parents is None else part[parents] for part in state)
+        return self.look(source, np.concatenate([target, np.asarray(ids)[:, None]], axis=1))
+
+    def look(self, source, target):
+        last = target.shape[1] - 1
+        padded = np.pad(target, ((0, 0), (0, -target.shape[1] % 16)))  # few shapes to compile
+        logits = self.model.predict_on_batch({"source": source, "target": padded})[:, last]
+        logits -= logits.max(axis=-1, keepdims=True)
+        log_probs = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
+        return log_probs, (source, target)
+
+
+def translate(model, config, tokenizers, texts, beams, length=128):
+    if isinstance(model, kformer.Seq2SeqLM):
+        return model.generate(texts, length, num_beams=beams)
+    rows, out = tokenizers[0].encode(texts, eos=True), []
+    for first in range(0, len(rows), 32):
+        batch = rows[first : first + 32]
+        found = search.beam(Whole(model, config), batch, length, [config.eos_id], beams, 0.6)
+        out += [tokenizers[1].decode(best[0].ids) for best in found]
+    return out
 
 
 def make_optimizer(args, steps):
@@ -109,24 +168,30 @@ def main():
     validation = kformer.data.TranslationData(splits["val"], *tokenizers, shuffle=False, **make)
     print(f"{len(splits['train']):,} pairs; {runs.described(data)}")
 
-    model = make_model(run, tokenizers)
-    loss = kformer.losses.TokenCrossentropy(args.label_smoothing, ignore_id=model.ignored_label)
-    model.compile(make_optimizer(args, run.total_steps(data)), loss)
+    config = make_config(run, tokenizers)
+    if args.kind == "transformer":
+        model = kformer.Seq2SeqLM(config, tokenizers[0], tokenizers[1])
+    else:
+        model = make_recurrent(config, attention=args.kind == "lstm-attention")
+    loss = kformer.losses.TokenCrossentropy(args.label_smoothing, ignore_id=config.pad_id)
+    metrics = [kformer.metrics.Perplexity(config.pad_id)]
+    model.compile(make_optimizer(args, run.total_steps(data)), loss, metrics=metrics)
     sources, references = references_of(splits["val"])
     some = sources[: args.score_texts], references[: args.score_texts]
-    run.fit(model, data, validation_data=validation, callbacks=[TranslationScore(*some)])
+    scores = [TranslationScore(*some)] if args.kind == "transformer" and args.score_texts else []
+    run.fit(model, data, validation_data=validation, callbacks=scores)
 
     metrics, samples = {}, []
-    for name in ("dates", "test"):
-        if name in splits:
-            sources, references = references_of(splits[name])
-            written = model.generate(sources, 128, num_beams=args.beams)
-            right = [w in many for w, many in zip(written, references, strict=True)]
-            metrics[{"dates": "dates_exact_match", "test": "exact_match"}[name]] = np.mean(right)
-            samples += [f"{s}  →  {w}" for s, w in list(zip(sources, written, strict=True))[:8]]
+    for name in [name for name in ("dates", "test") if name in splits]:
+        sources, references = references_of(splits[name])
+        written = translate(model, config, tokenizers, sources, args.beams)
+        right = [w in many for w, many in zip(written, references, strict=True)]
+        metrics["exact_match" if name == "test" else "dates_exact_match"] = float(np.mean(right))
+        samples += [f"{s}  →  {w}" for s, w in list(zip(sources, written, strict=True))[:8]]
     bleu, chrf = translation_scores(written, references)
     metrics = {"bleu": bleu.score, "chrf": chrf.score, **metrics, "signature": bleu.signature}
-    draw_attention(model, sources[0], written[0], run.picture("attention.png"))
+    if args.kind == "transformer":
+        draw_attention(model, sources[0], written[0], run.picture("attention.png"))
     run.finish(model, metrics, samples)
 
 

@@ -239,23 +239,14 @@ class Transformer(Configured, keras.Model):
             x = feeding.feed(x, self.check_batch, self.accumulate, self.weigh)
         if self.accumulate > 1:
             given["shuffle"] = False  # the batches of a group stay together
-        state = [*self.variables, *self.metrics_variables, *self.optimizer_variables()]
-        with resuming.prepared(self, given, data), self.running(state):
+        with self.running():
             return resuming.fit(super().fit, self, {**given, "x": x}, data)
 
     @contextlib.contextmanager
-    def running(self, state):
+    def running(self, *state):
         """While Keras runs a loop over batches that were checked when they came in."""
         with backend.keeping(state), feeding.errors_of_the_host(), checked_before():
             yield
-
-    def optimizer_variables(self):
-        """The optimizer's state, made now: inside the step TensorFlow would trace it twice."""
-        if getattr(self, "optimizer", None) is None:
-            return []
-        if not self.optimizer.built:
-            self.optimizer.build(self.trainable_variables)
-        return self.optimizer.variables
 
     def _checked_validation(self, data):
         if isinstance(data, (tuple, list)):
@@ -265,12 +256,12 @@ class Transformer(Configured, keras.Model):
 
     def evaluate(self, x=None, y=None, *args, **kwargs):
         x = self._checked(x, y)
-        with self.running([*self.variables, *self.metrics_variables]):
+        with self.running(*self.variables, *self.metrics_variables):
             return super().evaluate(x, y, *args, **kwargs)
 
     def predict(self, x, *args, **kwargs):
         x = self._checked(x)
-        with self.running(self.variables):
+        with self.running(*self.variables):
             return super().predict(x, *args, **kwargs)
 
     def _checked(self, x, y=None):
@@ -285,7 +276,7 @@ class Transformer(Configured, keras.Model):
         if self.accumulate > 1:  # a batch by itself does not know the others of its group
             raise ValueError(f"train_on_batch needs accumulate=1, got {self.accumulate}: use fit")
         self.check_batch(x, y)
-        self.optimizer_variables()
+        resuming.optimizer_variables(self)
         return super().train_on_batch(x, y, *args, **kwargs)
 
     def test_on_batch(self, x, y=None, *args, **kwargs):

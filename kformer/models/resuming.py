@@ -4,6 +4,7 @@ import contextlib
 
 import keras
 
+from kformer import backend
 from kformer.training.callbacks import Checkpoint
 
 
@@ -47,9 +48,32 @@ def led(data):
         data.led = False
 
 
-def fit(keras_fit, model, given, data):
-    """Keras' fit. It takes the length of the first epoch for that of all: where the first is the
-    rest of an interrupted one, that one is trained by itself."""
+def fit(keras_fit, model, given, data=None):
+    """Keras' fit with the arguments `given`, from where the newest checkpoint ends.
+
+    data: what `given` has as x, or what that feeds from, if it is of `kformer.data`.
+    """
+    given = dict(given)
+    state = [*model.variables, *model.metrics_variables, *optimizer_variables(model)]
+    with prepared(model, given, data), backend.keeping(state):
+        history = fit_rest(keras_fit, model, given, data)
+    backend.keep_apart(state)
+    return history
+
+
+def optimizer_variables(model):
+    """The optimizer's state, made now: inside the step TensorFlow would trace it twice."""
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is None:
+        return []
+    if not optimizer.built:
+        optimizer.build(model.trainable_variables)
+    return optimizer.variables
+
+
+def fit_rest(keras_fit, model, given, data):
+    """Keras takes the length of the first epoch for that of all: where the first is the rest of
+    an interrupted one, that one is trained by itself."""
     start, end = given.get("initial_epoch", 0), given.get("epochs", 1)
     if data is None or data.first == 0 or start >= end:
         return keras_fit(**given)
