@@ -17,7 +17,7 @@ $(READY): pyproject.toml constraints.txt
 	touch $@
 
 demo: setup
-	KERAS_BACKEND=$${KERAS_BACKEND:-jax} $(BIN)/python recipes/find_ones.py
+	KERAS_BACKEND=$${KERAS_BACKEND:-jax} $(BIN)/python recipes/translate.py
 
 lint: setup
 	$(BIN)/ruff check .
@@ -42,4 +42,4 @@ test-deep:
 	$(MAKE) test TEST_FLAGS=--deep
 
 clean:
-	rm -rf .venv .jax_cache build dist out .coverage .coverage.* *.egg-info
+	rm -rf .venv .jax_cache build dist out runs .coverage .coverage.* *.egg-info

@@ -117,10 +117,11 @@ class Whole:
         return log_probs, (source, target)
 
 
-def translate(model, config, tokenizers, texts, beams, length=128):
+def translate(model, config, tokenizers, texts, beams):
+    rows, out = tokenizers[0].encode(texts, eos=True), []
+    length = 2 * max(map(len, rows)) + 10  # a translation is hardly longer than that
     if isinstance(model, kformer.Seq2SeqLM):
         return model.generate(texts, length, num_beams=beams)
-    rows, out = tokenizers[0].encode(texts, eos=True), []
     for first in range(0, len(rows), 32):
         batch = rows[first : first + 32]
         found = search.beam(Whole(model, config), batch, length, [config.eos_id], beams, 0.6)

@@ -17,7 +17,12 @@ SNIPPETS = re.findall(r"```python\n(.*?)```", README, re.S)
 COMMANDS = [
     line for block in re.findall(r"```bash\n(.*?)```", README, re.S) for line in block.splitlines()
 ]
-SMALL = ["--rows", "64", "--length", "12", "--epochs", "2", "--trials", "2"]
+SMALL = {
+    "find_ones": ["--rows", "64", "--length", "12", "--epochs", "2", "--trials", "2"],
+    "translate": ["--steps", "2", "--score-texts", "2", "--beams", "1", "--hidden-dim", "16"],
+    "classify": ["--steps", "2", "--hidden-dim", "16"],
+    "language_model": ["--steps", "2", "--hidden-dim", "48", "--num-layers", "1"],
+}
 
 
 @pytest.mark.parametrize("number", range(len(SNIPPETS)))
@@ -29,7 +34,7 @@ def test_snippets(number, tmp_path, monkeypatch):
 
 
 def test_there_are_snippets():
-    assert len(SNIPPETS) == 3 and len(COMMANDS) == 2
+    assert len(SNIPPETS) == 4 and len(COMMANDS) == 5
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -39,11 +44,15 @@ def test_commands(command, tmp_path):
     script = next(word for word in words if word.endswith(".py"))
     flags = words[words.index(script) + 1 :]
     env = {**os.environ, "KERAS_BACKEND": BACKEND}
-    line = [sys.executable, str(ROOT / script), *flags, *SMALL, "--out", str(tmp_path)]
+    name = Path(script).stem
+    line = [sys.executable, str(ROOT / script), *flags, *SMALL[name], "--out", str(tmp_path)]
     done = subprocess.run(line, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
-    assert "0.999: there is a 1" in done.stdout and "distance" in done.stdout
-    assert (tmp_path / f"find_ones_{BACKEND}.png").stat().st_size > 5000
+    if name == "find_ones":
+        assert "0.999: there is a 1" in done.stdout and "distance" in done.stdout
+        assert (tmp_path / f"find_ones_{BACKEND}.png").stat().st_size > 5000
+    else:
+        assert f"Run: {tmp_path}" in done.stdout and (tmp_path / "report.md").is_file()
 
 
 def test_recipe_refuses_nonsense():
@@ -62,7 +71,7 @@ def test_file_tree():
             named.add("/".join([*folder, name]))
     real = {
         p.relative_to(ROOT).as_posix()
-        for top in ("kformer", "recipes", "tests")
+        for top in ("kformer", "recipes", "benchmarks", "tests")
         for p in (ROOT / top).rglob("*.py")
         if p.name != "__init__.py"
     }
