@@ -624,3 +624,23 @@ def test_links_are_removed_and_not_what_they_point_to(tmp_path):
     link.symlink_to(folder)
     files.remove(link)
     assert (folder / "a").is_file() and not link.exists()
+
+
+def test_tokenizers_of_keras_nlp():
+    """Its WordPiece tokenizer, in the same data pipeline as kformer's own."""
+    reason = "needs the extra keras-nlp, which brings TensorFlow"
+    keras_nlp = pytest.importorskip("keras_nlp", reason=reason)
+    vocabulary = ["[PAD]", "[UNK]", "[START]", "[END]", "the", "cat", "sat", "##s", "mat"]
+    tokenizer = keras_nlp.tokenizers.WordPieceTokenizer(vocabulary, lowercase=True)
+    adapted = adapt(tokenizer)
+    assert adapted.vocabulary_size == len(vocabulary)
+    assert adapted.encode(["the cat sat", "the mats"]) == [[4, 5, 6], [4, 8, 7]]
+    assert adapted.decode([[4, 5, 6], [4, 8, 7]]) == ["the cat sat", "the mats"]
+    texts = ["the cat sat", "the mats", "the cats sat", "mat"]
+    data = kformer.data.ClassificationData(texts, [0, 1, 0, 1], tokenizer)
+    small = dict(num_layers=1, hidden_dim=8, num_heads=2)
+    config = kformer.Config(vocabulary_size=len(vocabulary), **small)
+    model = kformer.TextClassifier(config, 2, tokenizer=tokenizer)
+    model.compile()
+    assert np.isfinite(model.fit(data, verbose=0).history["loss"][0])
+    assert model.classify(texts).shape == (4, 2)
