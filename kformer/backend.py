@@ -7,6 +7,7 @@ tensor holds numbers already or is still a symbol of a traced function.
 
 import contextlib
 import functools
+import random
 
 import keras
 import numpy as np
@@ -20,6 +21,17 @@ elif BACKEND == "jax":
     import jax
 elif BACKEND == "tensorflow":
     import tensorflow as tf
+
+
+def set_seed(seed):
+    """The same weights, orders and dropout from here on. Keras' own function for it loads
+    TensorFlow, wherever that is installed, on every backend."""
+    random.seed(seed)
+    np.random.seed(seed)
+    if BACKEND == "torch":
+        torch.manual_seed(seed)
+    elif BACKEND == "tensorflow":
+        tf.random.set_seed(seed)
 
 
 def is_concrete(x) -> bool:
@@ -129,7 +141,7 @@ def recomputed(function, *tensors):
 def compiled(function, layer):
     """function(layer, *inputs) without gradients, compiled once for each shape of its inputs.
 
-    Weights go in as arguments: what training changes is seen, nothing is baked in.
+    What training changes is seen. After a layer has got other variables it must be made anew.
     """
     if BACKEND == "jax":
 

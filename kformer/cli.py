@@ -7,17 +7,21 @@ kformer classify runs/classify < texts
 import argparse
 import os
 import sys
+import zipfile
 from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import kformer
+from kformer.config import check_whole
+from kformer.models.base import Transformer
 
 
 def main(words=None):
     """Errors are one line on standard error and exit code 2."""
     args = parser().parse_args(words)
     try:
+        check_whole(1, **{"--top": getattr(args, "top", 1)})
         args.function(args)
     except ValueError as error:
         print(f"kformer: {error}", file=sys.stderr)
@@ -67,7 +71,13 @@ def load(args, kind, file="model.keras"):
     path = path / file if path.is_dir() else path
     if not path.is_file():
         raise ValueError(f"RUN must hold {file}, got nothing at {path}")
-    model = keras.saving.load_model(path, compile=False)
+    if not zipfile.is_zipfile(path):
+        raise ValueError(f"a model must be a .keras file that is whole, got {path}")
+    try:
+        model = keras.saving.load_model(path, compile=False)
+    except Exception as error:  # Keras raises many kinds; each means the same here
+        reason = str(error).strip().split("\n")[0][:200]
+        raise ValueError(f"{path} must hold a model of kformer's, got: {reason}") from None
     if not isinstance(model, kind):
         raise ValueError(f"the model must be a {kind.__name__}, got a {type(model).__name__}")
     return model
@@ -105,7 +115,7 @@ def translate(args):
 
 
 def fill(args):
-    model = load(args, kformer.MaskedLM, "masked_lm.keras")
+    model = load(args, kformer.MaskedLM, "pretraining.keras")
     for text in texts_of(args):
         for guess, chance in model.fill(text, args.top):
             print(f"{chance:.3f}\t{guess}", flush=True)
@@ -118,9 +128,7 @@ def presets(args):
 
 
 def check(args):
-    import keras
-
-    report = kformer.check(load(args, keras.Model))
+    report = kformer.check(load(args, Transformer))
     if not report.ok:
         raise ValueError("the model breaks a law: see the table above")
 

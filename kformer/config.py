@@ -232,6 +232,13 @@ class Config:
         return self.window
 
 
+def check_whole(least, **values):
+    """ValueError unless every value is a whole number of at least so much."""
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
+            raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
+
+
 def _checked(name, kind, value):
     """One field's value in its plain Python type, or a ValueError with the field's rule."""
     if name in CHOICES:

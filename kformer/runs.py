@@ -11,20 +11,22 @@ and the checkpoints from which `--resume` goes on.
 
 import argparse
 import functools
+import importlib
+import itertools
 import os
 import platform
 import shlex
 import sys
 import time
-from importlib import metadata
 from pathlib import Path
 
 import keras
 
-from kformer import files
+from kformer import backend, files
 from kformer.config import Config
 from kformer.models import resuming
 from kformer.models.base import Transformer
+from kformer.text import Tokenizer
 from kformer.training.callbacks import Checkpoint, HistoryFile, Limit, read_history
 from kformer.zoo import PRESETS
 
@@ -63,7 +65,7 @@ def parser(description, model, **defaults):
         add(f"--{name.replace('_', '-')}", type=kind, help=f"of the model{known}")
     add("--epochs", type=int, default=10, help="passes over the data")
     add("--steps", type=int, help="stop after so many steps")
-    add("--minutes", type=float, help="stop after so many minutes of training")
+    add("--minutes", type=float, help="stop after so many minutes, pretraining apart")
     add("--learning-rate", type=float, default=1e-3, help="its highest value")
     add("--out", help="folder of the run; by default runs/ and the recipe's name, numbered")
     add("--resume", action="store_true", help="go on where the run in --out stopped")
@@ -81,11 +83,13 @@ def command(main):
     def wrapped():
         try:
             main()
-        except ValueError as error:
+        except (ValueError, OSError) as error:
             if os.environ.get("KFORMER_TRACEBACK"):
                 raise
             print(f"error: {error}", file=sys.stderr)
             sys.exit(2)
+        except KeyboardInterrupt:
+            sys.exit(130)
 
     return wrapped
 
@@ -104,11 +108,12 @@ class Run:
             value = getattr(args, limit)
             if value is not None and not value > 0:
                 raise ValueError(f"--{limit} must be above 0, got {value}")
+        pyplot()  # what is missing is missed now, not after training
         self.folder = find_folder(name, args.out, args.resume)
-        keras.utils.set_random_seed(args.seed)
+        backend.set_seed(args.seed)
         if args.mixed_precision:
             keras.config.set_dtype_policy("mixed_bfloat16")
-        self.pictures = []
+        self.pictures, self.seconds = [], 0.0
         print(f"{name}: {keras.backend.backend()}, run in {self.folder}", flush=True)
 
     def config(self, **fields):
@@ -125,17 +130,35 @@ class Run:
         """How many steps training takes, if no minutes end it before."""
         return min(self.args.epochs * data.num_batches, self.args.steps or sys.maxsize)
 
-    def fit(self, model, data, stage="", callbacks=(), **kwargs):
-        """Keras' fit with a progress bar, a history file, limits and checkpoints.
+    def warmup(self, steps, share=0.1):
+        """The first steps, in which a learning rate rises: fewer than there are."""
+        return min(int(share * steps), steps - 1)
 
-        stage: name of a training before the main one, which has files of its own.
+    def tokenizer(self, train, name="tokenizer"):
+        """What train() gives, kept in the run's folder; a run that goes on has it already."""
+        path = self.folder / f"{name}.json"
+        if not path.is_file():
+            train().save(path)
+        return Tokenizer.load(path)
+
+    def fit(self, model, data, stage="", callbacks=(), **kwargs):
+        """Keras' fit with a progress bar, a history file, limits and checkpoints. The model is
+        saved at once: nothing that comes after can lose it.
+
+        stage: name of a training before the main one, which has files of its own and no limits.
         """
         prefix = f"{stage}_" if stage else ""
+        checkpoint = Checkpoint(self.folder / f"{prefix}checkpoints", self.args.every)
+
+        def clock():
+            return checkpoint.seconds
+
+        limits = {} if stage else dict(steps=self.args.steps, minutes=self.args.minutes)
         kept = [
-            Limit(steps=self.args.steps, minutes=self.args.minutes),
+            Limit(**limits, clock=clock),
             *callbacks,  # they may add to the logs
-            HistoryFile(self.folder / f"{prefix}history.csv"),
-            Checkpoint(self.folder / f"{prefix}checkpoints", self.args.every),
+            HistoryFile(self.folder / f"{prefix}history.csv", clock),
+            checkpoint,
         ]
         kwargs.setdefault("epochs", self.args.epochs)
         kwargs.setdefault("verbose", 1 if sys.stdout.isatty() else 2)
@@ -148,15 +171,12 @@ class Run:
             line = f"{shlex.join(without_out(sys.argv))} --resume --out {self.folder}"
             print(f"\nStopped and saved. To go on: python {line}", flush=True)
             sys.exit(130)
+        self.seconds += checkpoint.seconds
+        self.save(model, f"{stage or 'model'}.keras")
 
-    @property
-    def seconds(self):
-        """Training time, of all the processes that took part."""
-        return sum(
-            float(rows[-1]["seconds"])
-            for path in sorted(self.folder.glob("*history.csv"))
-            if (rows := read_history(path))
-        )
+    def save(self, model, name):
+        with files.written(self.folder / name) as beside:
+            model.save(beside)
 
     def picture(self, name):
         """The path of a picture that the report shows."""
@@ -169,8 +189,6 @@ class Run:
         draw_curves(history, self.picture("curves.png"))
         facts = dict(seconds=round(self.seconds, 1), parameters=model.count_params())
         metrics = {**metrics, **facts, "backend": keras.backend.backend()}
-        with files.written(self.folder / "model.keras") as beside:
-            model.save(beside)
         config = model.config.to_dict() if isinstance(model, Transformer) else model.get_config()
         files.write_json(self.folder / "config.json", config)
         files.write_json(self.folder / "metrics.json", metrics)
@@ -181,7 +199,7 @@ class Run:
     def report(self, metrics, samples):
         """The run in Markdown."""
         names = "kformer", "keras", "numpy", keras.backend.backend()
-        versions = ", ".join(f"{name} {metadata.version(name)}" for name in names)
+        versions = ", ".join(f"{n} {importlib.import_module(n).__version__}" for n in names)
         lines = [f"# {self.name}", "", f"    {shlex.join(['python', *sys.argv])}", ""]
         lines += [f"{time.strftime('%Y-%m-%d')}, Python {platform.python_version()}, {versions}"]
         lines += ["", "| metric | value |", "|---|---|"]
@@ -210,16 +228,15 @@ def without_out(words):
 
 
 def find_folder(name, given, resume):
-    """The folder to use: a new one, or with --resume the one that is there."""
+    """A new folder, or with --resume the one that is there, by default the newest."""
+    names = (f"runs/{name}", *(f"runs/{name}-{number}" for number in range(2, 10**6)))
     if resume:
-        folder = Path(given or f"runs/{name}")
-        if not folder.is_dir():
-            raise ValueError(f"--resume needs a run in --out, got nothing at {folder}")
+        taken = itertools.takewhile(lambda path: not is_free(Path(path)), names)
+        folder = Path(given or [f"runs/{name}", *taken][-1])
+        if not any(folder.glob("*checkpoints")):
+            raise ValueError(f"--resume needs a run that was begun in --out, got {folder}")
         return folder
-    if given is None:
-        names = (f"runs/{name}", *(f"runs/{name}-{number}" for number in range(2, 10**6)))
-        given = next(path for path in names if is_free(Path(path)))
-    folder = Path(given)
+    folder = Path(given or next(path for path in names if is_free(Path(path))))
     if not is_free(folder):
         raise ValueError(f"--out must be a new folder, or --resume given, got {folder}")
     folder.mkdir(parents=True, exist_ok=True)

@@ -18,6 +18,7 @@ import numpy as np
 
 import kformer
 from kformer import runs
+from kformer.data.batches import label_ids
 from kformer.text import corpora
 
 MODEL = dict(num_layers=2, hidden_dim=256, num_heads=4, dropout=0.3, activation="gelu_tanh",
@@ -33,15 +34,14 @@ def parse_arguments():
     add("--batch-tokens", type=int, default=1024, help="slots in a batch")
     add("--hide", type=float, default=0.1, help="share of tokens hidden from it in training")
     add("--label-smoothing", type=float, default=0.1, help="share of the target for all classes")
-    add("--average", type=float, default=0.99, help="weights are averaged by it; 0 = not")
+    add("--average", type=float, default=0.99, help="the end has averages of the weights, with "
+        "this much of the old ones at each step; 0 = the last weights")  # fmt: skip
     add("--pretrain", type=int, default=0, help="epochs of guessing hidden tokens before that")
     return parser.parse_args()
 
 
-def make_optimizer(args, steps, average=0.0):
-    rate = kformer.schedules.WarmupCosine(
-        args.learning_rate, max(steps // 10, 1), steps, floor=0.02
-    )
+def make_optimizer(run, args, steps, average=0.0):
+    rate = kformer.schedules.WarmupCosine(args.learning_rate, run.warmup(steps), steps, floor=0.02)
     ema = dict(use_ema=True, ema_momentum=average) if average else {}
     optimizer = keras.optimizers.AdamW(rate, weight_decay=0.05, clipnorm=1.0, **ema)
     optimizer.exclude_from_weight_decay(var_names=["bias", "gamma", "beta"])
@@ -51,20 +51,21 @@ def make_optimizer(args, steps, average=0.0):
 def pretrain(run, model, texts, args):
     """Masked-language modelling on the same texts, for the encoder that then learns to classify."""
     masked = kformer.MaskedLM(model.config, tokenizer=model.tokenizer)
-    given = dict(rate=0.3, max_length=model.config.max_length, seed=args.seed)
+    given = dict(rate=0.2, max_length=model.config.max_length, seed=args.seed)
     data = kformer.data.MaskedLMData(texts, model.tokenizer, 2 * args.batch_tokens, **given)
-    masked.compile(make_optimizer(args, args.pretrain * data.num_batches))
+    masked.compile(make_optimizer(run, args, args.pretrain * data.num_batches))
     run.fit(masked, data, stage="pretraining", epochs=args.pretrain)
-    masked.save(run.folder / "masked_lm.keras")
-    for mine, learned in zip(model.backbone.weights, masked.backbone.weights, strict=True):
-        mine.assign(learned)
+    learned = {weight.path: weight for weight in masked.backbone.weights}
+    for weight in model.backbone.weights:  # a pooler, if there is one, has nothing to learn from
+        if weight.path in learned:
+            weight.assign(learned[weight.path])
 
 
 def macro_f1(labels, found, classes):
-    """The mean over classes of 2·right / (predicted + there)."""
+    """The mean of 2·right / (answered + there) over the classes that occur."""
     right = np.bincount(labels[labels == found], minlength=classes)
     both = np.bincount(labels, minlength=classes) + np.bincount(found, minlength=classes)
-    return float(np.mean(2 * right / np.maximum(both, 1)))
+    return float(np.mean(2 * right[both > 0] / both[both > 0]))
 
 
 def bag_of_words(train, test):
@@ -103,13 +104,15 @@ def main():
     args = parse_arguments()
     run = runs.Run("classify", args)
     if args.data:
-        splits = kformer.data.load_splits(args.data, kformer.data.read_labelled, args.seed)
+        splits = kformer.data.load_splits(args.data, kformer.data.read_labelled)
     else:
         splits = corpora.docstrings_by_package()
     texts = {name: [text for text, _ in rows] for name, rows in splits.items()}
     labels = {name: [label for _, label in rows] for name, rows in splits.items()}
     names = sorted(set(labels["train"]))
-    tokenizer = kformer.Tokenizer.train(texts["train"], args.vocabulary_size, mask=True)
+    tokenizer = run.tokenizer(
+        lambda: kformer.Tokenizer.train(texts["train"], args.vocabulary_size, mask=True)
+    )
     config = run.config(vocabulary_size=tokenizer.vocabulary_size, pad_id=tokenizer.pad_id,
                         bos_id=tokenizer.bos_id, eos_id=tokenizer.eos_id)  # fmt: skip
 
@@ -120,17 +123,17 @@ def main():
         )  # fmt: skip
 
     data = make("train", hide=args.hide, seed=args.seed)
-    validation, test = make("val", shuffle=False), make("test", shuffle=False)
+    validation = make("val", shuffle=False)
     print(f"{len(data.labels):,} texts, {len(names)} classes; {runs.described(data)}")
 
     model = kformer.TextClassifier(config, len(names), args.pooling, names, tokenizer)
     if args.pretrain:
         pretrain(run, model, texts["train"], args)
     loss = kformer.losses.TokenCrossentropy(args.label_smoothing)
-    model.compile(make_optimizer(args, run.total_steps(data), args.average), loss)
+    model.compile(make_optimizer(run, args, run.total_steps(data), args.average), loss)
     run.fit(model, data, validation_data=validation)
 
-    truth = test.labels
+    truth = label_ids(labels["test"], names)
     found = model.classify(texts["test"]).argmax(axis=-1)
     metrics = {
         "test_accuracy": float((found == truth).mean()),

@@ -24,6 +24,7 @@ import keras
 import numpy as np
 
 import kformer
+from kformer.backend import set_seed
 from kformer.layers.attention import attention_weights
 
 PAD, ZERO, ONE = 0, 1, 2
@@ -136,7 +137,7 @@ def main():
         if getattr(args, name) < 2:
             parser.error(f"--{name} must be at least 2, got {getattr(args, name)}")
 
-    keras.utils.set_random_seed(args.seed)
+    set_seed(args.seed)
     by_hand()
     ids, answers = rows(np.random.default_rng(args.seed), args.rows, args.length)
     print(f"Training on {args.rows} rows of {args.length} bits ({keras.backend.backend()}):")

@@ -1,7 +1,7 @@
 """A language model: texts in, more text out.
 
     python recipes/language_model.py
-    python recipes/language_model.py --data input.txt --kind char --preset nanogpt_cpu
+    python recipes/language_model.py --data input.txt --kind char --preset nanogpt-cpu --no-pack
 
 Without --data it learns from the documentation of Python's standard library, about 2 MB that come
 with every Python.
@@ -39,9 +39,9 @@ def parse_arguments():
     return parser.parse_args()
 
 
-def make_optimizer(args, steps):
+def make_optimizer(run, args, steps):
     """Half a cosine down to a tenth of the peak; matrices decay, biases and gains do not."""
-    warmup = min(max(steps // 20, 1), 1000)
+    warmup = run.warmup(steps, 0.05)
     rate = kformer.schedules.WarmupCosine(args.learning_rate, warmup, steps, floor=0.1)
     given = dict(learning_rate=rate, weight_decay=args.weight_decay, clipnorm=1.0)
     if args.optimizer == "muon":
@@ -55,7 +55,8 @@ def make_optimizer(args, steps):
 
 def evaluate(model, data, texts):
     """Loss per token, and per character, so that tokenizers can be compared."""
-    loss = model.evaluate(data, verbose=0, return_dict=True)["loss"]
+    # Keras' "loss" is the mean over batches; the perplexity is exact over all tokens.
+    loss = math.log(model.evaluate(data, verbose=0, return_dict=True)["perplexity"])
     labels = sum(int((data[i][1] >= 0).sum()) for i in range(data.num_batches))
     nats = loss * labels / sum(map(len, texts))
     return {"validation_loss": loss, "perplexity": math.exp(loss),
@@ -64,8 +65,9 @@ def evaluate(model, data, texts):
 
 def write_samples(model, prompt, seed, length):
     """One continuation at each of two temperatures, no longer than what it has seen."""
-    out, known = [], len(model.tokenizer.encode(prompt, bos=True))
-    length = max(length - known, 1)
+    ids = model.tokenizer.encode(prompt)
+    prompt, out = model.tokenizer.decode(ids[: length // 2]), []
+    length -= len(ids[: length // 2]) + 1
     for temperature in (0.5, 1.0):
         text = model.generate(prompt, length, temperature=temperature, seed=seed)
         out += [f"--- temperature {temperature}", prompt + text, ""]
@@ -77,11 +79,13 @@ def main():
     args = parse_arguments()
     run = runs.Run("language_model", args)
     if args.data:
-        splits = kformer.data.load_splits(args.data, kformer.data.read_texts, args.seed)
+        splits = kformer.data.load_splits(args.data, kformer.data.read_texts)
     else:
         splits = corpora.documentation()
     train, validation = splits["train"], splits["val"]
-    tokenizer = kformer.Tokenizer.train(train, args.vocabulary_size, args.kind)
+    tokenizer = run.tokenizer(
+        lambda: kformer.Tokenizer.train(train, args.vocabulary_size, args.kind)
+    )
     config = run.config(vocabulary_size=tokenizer.vocabulary_size, pad_id=tokenizer.pad_id,
                         bos_id=tokenizer.bos_id, eos_id=tokenizer.eos_id)  # fmt: skip
     length = args.length or config.max_length
@@ -91,7 +95,7 @@ def main():
     print(f"{len(train):,} texts; {runs.described(data)}")
 
     model = kformer.CausalLM(config, tokenizer=tokenizer)
-    model.compile(make_optimizer(args, run.total_steps(data)))
+    model.compile(make_optimizer(run, args, run.total_steps(data)))
     run.fit(model, data, validation_data=held_out)
 
     metrics = evaluate(model, held_out, validation)

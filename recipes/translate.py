@@ -41,7 +41,8 @@ def parse_arguments():
     add("--batch-tokens", type=int, default=1536, help="slots in a batch")
     add("--label-smoothing", type=float, default=0.1, help="share of the target for all ids")
     add("--schedule", choices=("inverse", "cosine"), default="cosine", help="of the learning rate")
-    add("--average", type=float, default=0.99, help="weights are averaged by it; 0 = not")
+    add("--average", type=float, default=0.99, help="the end has averages of the weights, with "
+        "this much of the old ones at each step; 0 = the last weights")  # fmt: skip
     add("--beams", type=int, default=4, help="translations followed at a time in the end")
     add("--score-texts", type=int, default=200, help="validation texts for BLEU after an epoch")
     return parser.parse_args()
@@ -55,13 +56,17 @@ def references_of(pairs):
     return list(found), list(found.values())
 
 
-def train_tokenizers(pairs, size, separate):
+def make_tokenizers(run, pairs, args):
     """One BPE for both sides, or one for each; digits stay apart, so that numbers are copied."""
-    sides = [[pair[side] for pair in pairs] for side in (0, 1)]
-    options = dict(vocabulary_size=size, split_digits=True)
-    if separate:
-        return [kformer.Tokenizer.train(side, **options) for side in sides]
-    return [kformer.Tokenizer.train(sides[0] + sides[1], **options)] * 2
+
+    def train(*sides):
+        texts = [pair[side] for side in sides for pair in pairs]
+        return kformer.Tokenizer.train(texts, args.vocabulary_size, split_digits=True)
+
+    if not args.separate:
+        return [run.tokenizer(lambda: train(0, 1))] * 2
+    names = "source_tokenizer", "target_tokenizer"
+    return [run.tokenizer(lambda side=side: train(side), names[side]) for side in (0, 1)]
 
 
 def make_config(run, tokenizers):
@@ -117,9 +122,15 @@ class Whole:
         return log_probs, (source, target)
 
 
+def room_for(rows, config):
+    """How many tokens translations may have: they are hardly longer than that."""
+    room = 2 * max(map(len, rows)) + 10
+    return min(room, config.max_length - 1) if config.position == "learned" else room
+
+
 def translate(model, config, tokenizers, texts, beams):
     rows, out = tokenizers[0].encode(texts, eos=True), []
-    length = 2 * max(map(len, rows)) + 10  # a translation is hardly longer than that
+    length = room_for(rows, config)
     if isinstance(model, kformer.Seq2SeqLM):
         return model.generate(texts, length, num_beams=beams)
     for first in range(0, len(rows), 32):
@@ -129,8 +140,8 @@ def translate(model, config, tokenizers, texts, beams):
     return out
 
 
-def make_optimizer(args, steps):
-    warmup = min(max(steps // 10, 1), 4000)
+def make_optimizer(run, args, steps):
+    warmup = run.warmup(steps)
     if args.schedule == "cosine":
         rate = kformer.schedules.WarmupCosine(args.learning_rate, warmup, steps, floor=0.01)
     else:
@@ -159,27 +170,30 @@ def main():
     args = parse_arguments()
     run = runs.Run("translate", args)
     if args.data:
-        splits = kformer.data.load_splits(args.data, kformer.data.read_pairs, args.seed)
+        splits = kformer.data.load_splits(args.data, kformer.data.read_pairs)
     else:
         splits = corpora.written_out(seed=args.seed)
         splits["dates"] = corpora.written_out({"test": 300}, kinds=("date",))["test"]
-    tokenizers = train_tokenizers(splits["train"], args.vocabulary_size, args.separate)
-    make = dict(batch_tokens=args.batch_tokens, seed=args.seed)
+    tokenizers = make_tokenizers(run, splits["train"], args)
+    config = make_config(run, tokenizers)
+    make = dict(batch_tokens=args.batch_tokens, max_length=config.max_length, seed=args.seed)
     data = kformer.data.TranslationData(splits["train"], *tokenizers, **make)
     validation = kformer.data.TranslationData(splits["val"], *tokenizers, shuffle=False, **make)
     print(f"{len(splits['train']):,} pairs; {runs.described(data)}")
 
-    config = make_config(run, tokenizers)
     if args.kind == "transformer":
         model = kformer.Seq2SeqLM(config, tokenizers[0], tokenizers[1])
     else:
         model = make_recurrent(config, attention=args.kind == "lstm-attention")
     loss = kformer.losses.TokenCrossentropy(args.label_smoothing, ignore_id=config.pad_id)
     metrics = [kformer.metrics.Perplexity(config.pad_id)]
-    model.compile(make_optimizer(args, run.total_steps(data)), loss, metrics=metrics)
+    model.compile(make_optimizer(run, args, run.total_steps(data)), loss, metrics=metrics)
     sources, references = references_of(splits["val"])
-    some = sources[: args.score_texts], references[: args.score_texts]
-    scores = [TranslationScore(*some)] if args.kind == "transformer" and args.score_texts else []
+    scores = []
+    if args.kind == "transformer" and args.score_texts:
+        some = sources[: args.score_texts], references[: args.score_texts]
+        room = room_for(tokenizers[0].encode(some[0], eos=True), config)
+        scores = [TranslationScore(*some, max_new_tokens=room)]
     run.fit(model, data, validation_data=validation, callbacks=scores)
 
     metrics, samples = {}, []
@@ -188,9 +202,11 @@ def main():
         written = translate(model, config, tokenizers, sources, args.beams)
         right = [w in many for w, many in zip(written, references, strict=True)]
         metrics["exact_match" if name == "test" else "dates_exact_match"] = float(np.mean(right))
-        samples += [f"{s}  →  {w}" for s, w in list(zip(sources, written, strict=True))[:8]]
+        for source, text, many in list(zip(sources, written, references, strict=True))[:8]:
+            samples += [f"{source}  →  {text}" + ("" if text in many else f"  (not: {many[0]})")]
     bleu, chrf = translation_scores(written, references)
-    metrics = {"bleu": bleu.score, "chrf": chrf.score, **metrics, "signature": bleu.signature}
+    metrics = {"bleu": bleu.score, "chrf": chrf.score, **metrics}
+    metrics.update(bleu_signature=bleu.signature, chrf_signature=chrf.signature)
     if args.kind == "transformer":
         draw_attention(model, sources[0], written[0], run.picture("attention.png"))
     run.finish(model, metrics, samples)

@@ -114,11 +114,11 @@ def test_docstrings_arguments():
     items = [item for split in few.values() for item in split]
     assert len(items) == 60 and len({label for _, label in items}) == 2
     assert all(len(text) >= 200 for text, _ in items)
-    with pytest.raises(ValueError, match="max_classes must be a whole number from 2 on, got 1"):
+    with pytest.raises(ValueError, match="max_classes must be a whole number of at least 2, got 1"):
         docstrings_by_package(max_classes=1)
-    with pytest.raises(ValueError, match="max_per_class must be .* from 1 on, got 0"):
+    with pytest.raises(ValueError, match="max_per_class must be .* of at least 1, got 0"):
         docstrings_by_package(max_per_class=0)
-    with pytest.raises(ValueError, match="min_length must be .* from 1 on, got 1.5"):
+    with pytest.raises(ValueError, match="min_length must be .* of at least 1, got 1.5"):
         docstrings_by_package(min_length=1.5)
 
 
@@ -256,8 +256,8 @@ def test_more_than_there_is(monkeypatch):
     (dict(sizes=9), "sizes must be a dict of numbers by split, got 9"),
     (dict(sizes={}), r"sizes must be 1 or more different names, got \[\]"),
     (dict(sizes={"dev": 9}), "sizes must be some of train, val, test, got 'dev'"),
-    (dict(sizes={"test": 0}), r"sizes\['test'\] must be a whole number from 1 on, got 0"),
-    (dict(sizes={"test": True}), "a whole number from 1 on, got True"),
+    (dict(sizes={"test": 0}), r"sizes\['test'\] must be a whole number of at least 1, got 0"),
+    (dict(sizes={"test": True}), "a whole number of at least 1, got True"),
     (dict(languages=("de",)), r"languages must be 2 or more different names, got \('de',\)"),
     (dict(languages=("de", "de")), r"2 or more different names, got \('de', 'de'\)"),
     (dict(languages="de"), "2 or more different names, got 'de'"),

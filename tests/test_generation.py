@@ -4,6 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
+from keras import ops
 from support import CONFIGS, config, make_model
 
 import kformer
@@ -63,10 +64,20 @@ def test_kinds_of_prompts():
     padded = np.zeros((3, 12), "int32")
     for row, ids in zip(padded, rows, strict=True):
         row[-len(ids) :] = ids  # on the left
+    assert (model.generate(ops.convert_to_tensor(padded), 4) == model.generate(padded, 4)).all()
     found = model.generate(padded, 4)
     longest = max(map(len, as_ids))
     assert found.shape == (3, longest)
     assert [[i for i in row if i] for row in found.tolist()] == as_ids
+
+
+def test_what_is_compiled_follows_a_resize():
+    model = make_writer("CausalLM", "llama")
+    model.generate(PROMPTS, 2)
+    model.resize_vocabulary(40)
+    for weight in model.weights:
+        weight.assign(-backend.to_numpy(weight))
+    assert model.generate(PROMPTS, 5) == [without_cache(model, p, 5) for p in PROMPTS]
 
 
 def test_training_is_seen_by_what_is_compiled():
@@ -180,9 +191,9 @@ BAD = [
     (dict(max_new_tokens=0), "max_new_tokens must be a whole number of at least 1, got 0"),
     (dict(temperature=-1.0), "temperature must be in .0, inf., got -1.0"),
     (dict(temperature=float("nan")), "temperature must be in .0, inf., got nan"),
-    (dict(top_k=0), "top_k must be at least 1, got 0"),
+    (dict(top_k=0), "top_k must be a whole number of at least 1, got 0"),
     (dict(top_p=1.5), "top_p must be in .0, 1., got 1.5"),
-    (dict(num_beams=0), "num_beams must be at least 1, got 0"),
+    (dict(num_beams=0), "num_beams must be a whole number of at least 1, got 0"),
     (dict(length_penalty=-1.0), "length_penalty must be in .0, inf., got -1.0"),
     (dict(num_beams=2, temperature=1.0), "beams need temperature=0, got 1.0"),
 ]
@@ -204,5 +215,11 @@ def test_bad_prompts():
         model.generate([[4]], 32)
     with pytest.raises(ValueError, match="texts need a model with a tokenizer"):
         model.generate("text", 2)
+    with pytest.raises(ValueError, match=r"lists of whole numbers, got shape \(\), dtype int64"):
+        model.generate([5, 6], 2)
+    with pytest.raises(ValueError, match="dtype float64 as row 1"):
+        model.generate([[4], [1.7]], 2)
+    with pytest.raises(ValueError, match="batch_size must be a whole number of at least 1, got 0"):
+        model.generate([[4]], 2, batch_size=0)
     with pytest.raises(ValueError, match="generate needs config.bos_id"):
         make_model("Seq2SeqLM", CONFIGS["marian"]).generate([[4]], 2)

@@ -282,8 +282,11 @@ def test_score_of_texts():
     class Letters:
         pad_id, bos_id, eos_id, vocabulary_size = 0, 1, 2, 23
 
-        def encode(self, texts):
-            return [[3 + ord(c) % 20 for c in text] for text in texts]
+        def encode(self, text):
+            return [3 + ord(c) % 20 for c in text]
+
+        def decode(self, ids):
+            return "".join(chr(97 + i) for i in ids)
 
     model = kformer.CausalLM(config(), tokenizer=Letters())
     assert (model.config.bos_id, model.config.eos_id) == (1, 2)
@@ -320,6 +323,12 @@ def test_the_target_has_its_own_tokenizer():
 
         def __init__(self, size, bos, eos):
             self.vocabulary_size, self.bos_id, self.eos_id = size, bos, eos
+
+        def encode(self, text):
+            return [3] * len(text)
+
+        def decode(self, ids):
+            return "x" * len(ids)
 
     mine, theirs = Words(23, None, None), Words(19, 5, 6)
     model = kformer.Seq2SeqLM(config(), tokenizer=mine, target_tokenizer=theirs)

@@ -1,6 +1,9 @@
 """The recipes, small: what they leave behind, how they stop and go on, and the command kformer."""
 
+import contextlib
 import csv
+import importlib.util
+import io
 import json
 import os
 import signal
@@ -81,7 +84,7 @@ def finished(tmp_path_factory):
 def test_what_a_run_leaves_behind(finished):
     numbers = {
         "classify": {"test_accuracy", "macro_f1", "bag_of_words_accuracy"},
-        "translate": {"bleu", "chrf", "exact_match", "signature"},
+        "translate": {"bleu", "chrf", "exact_match", "bleu_signature", "chrf_signature"},
         "language_model": {"validation_loss", "perplexity", "bits_per_character"},
     }
     pictures = {"classify": ["confusion.png"], "translate": ["attention.png"], "language_model": []}
@@ -143,6 +146,11 @@ def test_errors_of_the_command_are_one_line(finished, tmp_path, capsys, monkeypa
     monkeypatch.setattr("sys.stdin", iter([]))
     code, _, err = say(capsys, "classify", finished["classify"])
     assert code == 2 and "TEXT must be given" in err
+    (tmp_path / "model.keras").write_text("garbage")
+    code, _, err = say(capsys, "classify", tmp_path, "text")
+    assert code == 2 and "a model must be a .keras file that is whole, got" in err
+    code, _, err = say(capsys, "classify", finished["classify"], "red", "--top", 0)
+    assert code == 2 and "--top must be a whole number of at least 1, got 0" in err
     code, _, err = say(capsys, "fill", finished["classify"], "no gap")
     assert code == 2 and "text must have a [MASK], got 'no gap'" in err
 
@@ -177,27 +185,62 @@ def test_interrupted_and_resumed(tmp_path):
     assert losses[0] == losses[1] and len(losses[0]) == 40
 
 
-def test_errors_of_recipes_are_one_line(tmp_path):
-    done = run_recipe("classify", "--data", tmp_path / "nothing", code=2)
-    assert done.stderr.splitlines()[-1].startswith("error: data must be a file or a folder, got")
+def refused(name, *flags):
+    """The one line with which a recipe refuses its flags, in this process."""
+    module = importlib.util.spec_from_file_location(name, ROOT / "recipes" / f"{name}.py")
+    recipe = importlib.util.module_from_spec(module)
+    module.loader.exec_module(recipe)
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stderr(io.StringIO()) as err:
+        patch.setattr("sys.argv", [f"{name}.py", *map(str, flags)])
+        with pytest.raises(SystemExit, match="2"):
+            recipe.main()
+    (line,) = err.getvalue().splitlines()
+    return line
+
+
+def test_errors_of_recipes_are_one_line(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    line = refused("classify", "--data", tmp_path / "nothing")
+    assert line.startswith("error: data must be a file or a folder, got")
     (tmp_path / "bad.tsv").write_text("a label\ta text\nno tab\n")
-    out = tmp_path / "out"
-    done = run_recipe("classify", "--data", tmp_path / "bad.tsv", "--out", out, code=2)
-    assert "bad.tsv, line 2: a line must have 2 columns" in done.stderr
-    done = run_recipe("language_model", "--epochs", 0, code=2)
-    assert "error: --epochs must be above 0, got 0" in done.stderr
+    line = refused("classify", "--data", tmp_path / "bad.tsv", "--out", tmp_path / "out")
+    assert "bad.tsv, line 2: a line must have 2 columns" in line
+    line = refused("language_model", "--epochs", 0)
+    assert line == "error: --epochs must be above 0, got 0"
     taken = tmp_path / "taken"
     taken.mkdir()
     (taken / "something").write_text("")
-    done = run_recipe("translate", "--out", taken, code=2)
-    assert f"--out must be a new folder, or --resume given, got {taken}" in done.stderr
-    done = run_recipe("translate", "--resume", "--out", tmp_path / "none", code=2)
-    assert "--resume needs a run in --out, got nothing at" in done.stderr
+    line = refused("translate", "--out", taken)
+    assert line == f"error: --out must be a new folder, or --resume given, got {taken}"
+    line = refused("translate", "--resume", "--out", taken)
+    assert line == f"error: --resume needs a run that was begun in --out, got {taken}"
 
 
 def test_folders_are_numbered(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    names = [runs.find_folder("translate", None, False).as_posix() for _ in range(3)]
-    assert names == ["runs/translate", "runs/translate", "runs/translate"]  # empty ones are free
-    (tmp_path / "runs" / "translate" / "model.keras").write_text("")
-    assert runs.find_folder("translate", None, False).as_posix() == "runs/translate-2"
+    names = [runs.find_folder("translate", None, False).as_posix() for _ in range(2)]
+    assert names == ["runs/translate", "runs/translate"]  # an empty one is free
+    for number in ("", "-2"):
+        (tmp_path / f"runs/translate{number}/checkpoints").mkdir(parents=True)
+    assert runs.find_folder("translate", None, False).as_posix() == "runs/translate-3"
+    assert runs.find_folder("translate", None, True).as_posix() == "runs/translate-2"
+
+
+@pytest.mark.parametrize("kind", ["lstm", "lstm-attention"])
+def test_recurrent_baselines(kind, tmp_path):
+    write_data(tmp_path, "pairs")
+    flags = ["--data", tmp_path, "--vocabulary-size", 300, "--steps", 3, "--beams", 2, *SMALL]
+    run_recipe("translate", *flags, "--model", kind, "--out", tmp_path / "run")
+    metrics = json.loads((tmp_path / "run" / "metrics.json").read_text())
+    assert metrics["bleu"] >= 0 and (tmp_path / "run" / "tokenizer.json").is_file()
+
+
+@pytest.mark.skipif(BACKEND == "tensorflow", reason="there it is the backend itself")
+def test_recipes_do_without_tensorflow(tmp_path):
+    code = (
+        "import sys; from kformer import runs; "
+        f"args = runs.parser('', model={{}}).parse_args(['--out', {str(tmp_path / 'run')!r}]); "
+        "runs.Run('translate', args); print('tensorflow' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1] == "False", done.stderr

@@ -11,12 +11,15 @@ import os
 import keras
 import numpy as np
 
+from kformer.config import check_whole
+
 IGNORED = -1  # a negative label never counts
 
 
 class Data(keras.utils.PyDataset):
     """Base of the data sets. A subclass has `plan(epoch)`, a list of what each batch holds, and
-    `batch(item, random)`, which makes one from it.
+    `batch(item, random)`, which makes one from it; `sides`, its rows, and `settings()` tell one
+    data set from another, for checkpoints.
 
     Keras' own workers are not used: they hand over batches of one epoch in the next, and lose
     others. Threads of this class make batches ahead instead.
@@ -36,7 +39,7 @@ class Data(keras.utils.PyDataset):
         self.epoch, self.first, self.led = 0, 0, False
         self.asked, self.waiting, self.plans = set(), {}, {}
         self.threads = concurrent.futures.ThreadPoolExecutor(workers)  # none before the first use
-        self.process = os.getpid()
+        self.process, self.known_fingerprint = os.getpid(), None
 
     def __getstate__(self):
         """For other processes, which need no threads of their own."""
@@ -92,15 +95,16 @@ class Data(keras.utils.PyDataset):
     def random(self, epoch):
         return np.random.default_rng([self.seed, epoch])
 
+    sides = ()
+
+    def settings(self):
+        """What else decides about the batches, as plain values."""
+        return ()
+
     def fingerprint(self):
         """Of the rows, their order and the shapes: the same data give the same batches."""
-        parts = [type(self).__name__, self.seed, self.shuffle, *map(str, self.settings())]
-        parts += [rows.fingerprint() for rows in self.sides]
-        return hashlib.sha256(repr(parts).encode()).hexdigest()
-
-
-def check_whole(least, **values):
-    """Whole numbers that are at least so large."""
-    for name, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
-            raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
+        if self.known_fingerprint is None:
+            parts = [type(self).__name__, self.seed, self.shuffle, *map(str, self.settings())]
+            parts += [rows.fingerprint() for rows in self.sides]
+            self.known_fingerprint = hashlib.sha256(repr(parts).encode()).hexdigest()
+        return self.known_fingerprint

@@ -8,7 +8,8 @@ import warnings
 
 import numpy as np
 
-from kformer.data.base import IGNORED, Data, check_whole
+from kformer.config import check_whole
+from kformer.data.base import IGNORED, Data
 from kformer.data.ragged import Ragged, Store, bucket_edges, chunks, pad_rows
 from kformer.text.foreign import adapt
 
@@ -77,9 +78,18 @@ class BucketedData(Data):
         slots = sum(self.sizes[k] * sum(self.widths[k]) for k, _ in self.planned(self.epoch))
         return float(sum(side.lengths.sum() for side in self.sides) / slots)
 
-    def padded(self, side, bucket, rows, pad_id):
+    def padded(self, side, bucket, rows, tokenizer):
+        """(B, T) ids; empty places hold the padding id, or 0 where there is none."""
         found = [self.sides[side][i] for i in rows]
-        return pad_rows(found, self.widths[bucket][side], pad_id, self.sizes[bucket])
+        width, size = self.widths[bucket][side], self.sizes[bucket]
+        return pad_rows(found, width, tokenizer.pad_id or 0, size)
+
+    def inputs(self, ids, side, bucket, rows, tokenizer):
+        """What a model takes: without a padding id it must be told what is padding."""
+        if tokenizer.pad_id is not None:
+            return ids
+        lengths = np.pad(self.sides[side].lengths[rows], (0, self.sizes[bucket] - len(rows)))
+        return {"ids": ids, "padding_mask": np.arange(ids.shape[1]) < lengths[:, None]}
 
 
 class ClassificationData(BucketedData):
@@ -120,11 +130,11 @@ class ClassificationData(BucketedData):
         bucket, rows = item
         labels = np.full(self.sizes[bucket], IGNORED, "int32")
         labels[: len(rows)] = self.labels[rows]
-        ids = self.padded(0, bucket, rows, self.tokenizer.pad_id or 0)
+        ids = self.padded(0, bucket, rows, self.tokenizer)
         if self.hide:
             chosen = np.isin(ids, self.ordinary) & (random.random(ids.shape) < self.hide)
             ids = np.where(chosen, self.hidden_id, ids).astype("int32")
-        return ids, labels
+        return self.inputs(ids, 0, bucket, rows, self.tokenizer), labels
 
 
 def ordinary_ids(tokenizer):
@@ -214,13 +224,15 @@ class TranslationData(BucketedData):
 
     def batch(self, item, random):
         bucket, rows = item
-        source = self.padded(0, bucket, rows, self.source_tokenizer.pad_id or 0)
         pad, eos = self.target_tokenizer.pad_id, self.target_tokenizer.eos_id
-        target = self.padded(1, bucket, rows, pad or 0)
+        source = self.padded(0, bucket, rows, self.source_tokenizer)
+        target = self.padded(1, bucket, rows, self.target_tokenizer)
         labels = np.full_like(target, IGNORED if pad is None else pad)
         for row, length in enumerate(self.sides[1].lengths[rows]):
             labels[row, : length - 1] = target[row, 1:length]
             labels[row, length - 1] = eos
+        source = self.inputs(source, 0, bucket, rows, self.source_tokenizer)
+        target = self.inputs(target, 1, bucket, rows, self.target_tokenizer)
         return {"source": source, "target": target}, labels
 
 
@@ -259,9 +271,10 @@ class MaskedLMData(BucketedData):
         return *super().settings(), self.rate
 
     def batch(self, item, random):
-        ids = self.padded(0, *item, self.tokenizer.pad_id or 0)
+        ids = self.padded(0, *item, self.tokenizer)
         chosen = np.isin(ids, self.ordinary) & (random.random(ids.shape) < self.rate)
         fate, other = random.random(ids.shape), random.choice(self.ordinary, ids.shape)
         hidden = np.where(fate < 0.8, self.tokenizer.mask_id, np.where(fate < 0.9, other, ids))
         labels = np.where(chosen, ids, IGNORED)
-        return np.where(chosen, hidden, ids).astype("int32"), labels
+        ids = np.where(chosen, hidden, ids).astype("int32")
+        return self.inputs(ids, 0, *item, self.tokenizer), labels

@@ -5,7 +5,8 @@ Letters: B rows, T tokens.
 
 import numpy as np
 
-from kformer.data.base import IGNORED, Data, check_whole
+from kformer.config import check_whole
+from kformer.data.base import IGNORED, Data
 from kformer.data.ragged import Ragged, best_fit
 from kformer.text.foreign import adapt
 

@@ -38,6 +38,7 @@ class Transformer(Configured, keras.Model):
         self.config = with_special_ids(self.config, adapt(tokenizer))
         self.tokenizer, self.remat = adapt(tokenizer), remat
         self.accumulate, self.jit_asked = 1, "auto"
+        self._functions = {}
         self.expert_metrics = []
         if self.config.num_experts:
             names = "experts_dropped", "experts_busiest"
@@ -91,6 +92,13 @@ class Transformer(Configured, keras.Model):
         with checked_before():
             return super().__call__(inputs, *args, **kwargs)
 
+    def run_compiled(self, function, *inputs):
+        """function(self, *inputs) without gradients, compiled once for each shape of inputs."""
+        name = function.__name__
+        if name not in self._functions:
+            self._functions[name] = backend.compiled(function, self)
+        return self._functions[name](*inputs)
+
     def summary(self, *args, expand_nested=True, **kwargs):
         """Keras' summary, down to the blocks."""
         return super().summary(*args, expand_nested=expand_nested, **kwargs)
@@ -129,6 +137,7 @@ class Transformer(Configured, keras.Model):
                 part.config = part.config.replace(**{field: size})
             if isinstance(part, keras.Model):
                 part.train_function = part.test_function = part.predict_function = None
+        self._functions.clear()
         if self.compiled:
             self.compile_from_config(self.get_compile_config())
         return self

@@ -2,6 +2,7 @@
 
 import keras
 
+from kformer.config import check_whole
 from kformer.training.losses import TokenCrossentropy
 
 
@@ -11,8 +12,7 @@ def default_optimizer():
 
 def accumulating(optimizer, steps, loss):
     """The optimizer, told to average the gradients of `steps` batches before it moves."""
-    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
-        raise ValueError(f"accumulate must be a whole number of at least 1, got {steps!r}")
+    check_whole(1, accumulate=steps)
     if not isinstance(loss, TokenCrossentropy):
         kind = loss if isinstance(loss, str) else type(loss).__name__
         raise ValueError(f"accumulate needs a kformer TokenCrossentropy as loss, got {kind}")

@@ -10,6 +10,7 @@ import numpy as np
 from keras import ops
 
 from kformer import backend, cache, masks
+from kformer.config import check_whole
 from kformer.generation import search
 from kformer.models.inputs import align, in_batches, to_rows, up_to_bucket
 
@@ -97,7 +98,7 @@ class Generates:
     def prompt_rows(self, prompts):
         """Lists of ids: texts are encoded, padding is taken off arrays."""
         rows = to_rows(prompts, self.tokenizer, self.encode_prompts)
-        if isinstance(prompts, np.ndarray) and self.config.pad_id is not None:
+        if hasattr(prompts, "shape") and self.config.pad_id is not None:
             return [[i for i in row if i != self.config.pad_id] for row in rows]
         return rows
 
@@ -105,7 +106,7 @@ class Generates:
         """Ids in the kind that came in: a text, texts, lists or an array."""
         if isinstance(prompts, str):
             return self.writer.decode(rows)[0]
-        if isinstance(prompts, np.ndarray):
+        if hasattr(prompts, "shape"):
             return align(rows, max(map(len, rows), default=0), self.config.pad_id)[0]
         if len(prompts) and isinstance(prompts[0], str):
             return self.writer.decode(rows)
@@ -132,12 +133,10 @@ class Generates:
 
     def take_step(self, state, ids, parents):
         """Beams that change places are of one row: only their own caches move with them."""
-        if self._next_log_probs is None:
-            self._next_log_probs = backend.compiled(next_log_probs, self)
         start = np.asarray(state.next, "int32")
         parents = None if parents is None else np.asarray(parents, "int32")
         given = ids, state.caches, state.real, start, state.source_real, parents
-        log_probs, caches = self._next_log_probs(*given)
+        log_probs, caches = self.run_compiled(next_log_probs, *given)
         state = state._replace(caches=caches, next=state.next + ids.shape[1])
         return backend.to_numpy(log_probs), state
 
@@ -147,15 +146,10 @@ def check_numbers(max_new_tokens, temperature, top_k, top_p, num_beams, length_p
         if not holds:
             raise ValueError(f"{rule}, got {got!r}")
 
-    def is_whole(x):
-        return isinstance(x, (int, np.integer)) and not isinstance(x, bool)
-
-    rule = "max_new_tokens must be a whole number of at least 1"
-    need(is_whole(max_new_tokens) and max_new_tokens >= 1, rule, max_new_tokens)
+    given = dict(max_new_tokens=max_new_tokens, num_beams=num_beams, top_k=top_k)
+    check_whole(1, **{name: value for name, value in given.items() if value is not None})
     need(0.0 <= temperature < np.inf, "temperature must be in [0, inf)", temperature)
-    need(top_k is None or (is_whole(top_k) and top_k >= 1), "top_k must be at least 1", top_k)
     need(top_p is None or 0.0 < top_p <= 1.0, "top_p must be in (0, 1]", top_p)
-    need(is_whole(num_beams) and num_beams >= 1, "num_beams must be at least 1", num_beams)
     need(0.0 <= length_penalty < np.inf, "length_penalty must be in [0, inf)", length_penalty)
     need(num_beams == 1 or not temperature, "beams need temperature=0", temperature)
 

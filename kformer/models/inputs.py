@@ -8,6 +8,7 @@ import keras
 import numpy as np
 
 from kformer import backend, masks
+from kformer.config import check_whole
 
 OPTIONAL = ("padding_mask", "positions", "segments", "prefix", "token_types")
 
@@ -140,13 +141,19 @@ def to_inputs(given, tokenizer, config):
 
 
 def to_rows(given, tokenizer, encode=None):
-    """A text, texts or lists of ids as lists of ids. encode: of texts, if not the tokenizer's."""
+    """A text, texts, lists of ids or an array as lists of ids. encode: of texts, if not the
+    tokenizer's."""
     given = [given] if isinstance(given, str) else list(given)
     if given and isinstance(given[0], str):
         if tokenizer is None:
             raise ValueError("texts need a model with a tokenizer, got tokenizer=None")
         return (encode or tokenizer.encode)(given)
-    return [[int(i) for i in row] for row in given]
+    rows = [backend.to_numpy(row) if hasattr(row, "shape") else np.asarray(row) for row in given]
+    for number, row in enumerate(rows):
+        if row.ndim != 1 or (row.size and row.dtype.kind not in "iu"):
+            got = f"shape {row.shape}, dtype {row.dtype} as row {number}"
+            raise ValueError(f"rows must be lists of whole numbers, got {got}")
+    return [row.tolist() for row in rows]
 
 
 def align(rows, length, pad_id, right=False):
@@ -167,6 +174,7 @@ def up_to_bucket(length):
 def in_batches(rows, size):
     """(numbers, rows) of batches of rows of similar length, all of the same size: what the last
     one lacks is filled up with its first row."""
+    check_whole(1, batch_size=size)
     order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
     size = min(size, len(rows))
     for first in range(0, len(order), size or 1):

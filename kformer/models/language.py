@@ -32,7 +32,7 @@ class LanguageModel(Task):
 
     def __init__(self, config, tokenizer, remat, **kwargs):
         super().__init__(config, tokenizer=tokenizer, remat=remat, **kwargs)
-        self.head = self.output_bias = self._next_log_probs = self._encode_source = None
+        self.head = self.output_bias = None
 
     def make_head(self, bias):
         """After the backbone: a projection of its own, or the embedding and perhaps a bias."""
@@ -236,9 +236,7 @@ class Seq2SeqLM(Generates, LanguageModel):
             raise ValueError("generate needs config.bos_id, which a translation starts with")
         length = up_to_bucket(max(map(len, rows)))
         ids, real = align(rows, length, self.config.pad_id)
-        if self._encode_source is None:
-            self._encode_source = backend.compiled(encode_source, self)
-        cross = self._encode_source(ids, real)
+        cross = self.run_compiled(encode_source, ids, real)
         return self.begin_with([[self.config.bos_id]] * len(rows), room, cross, real)
 
     def score_inputs(self, given):

@@ -5,7 +5,7 @@ import contextlib
 import keras
 
 from kformer import backend
-from kformer.training.callbacks import Checkpoint
+from kformer.training.callbacks import Checkpoint, Limit
 
 
 class FollowEpochs(keras.callbacks.Callback):
@@ -30,7 +30,12 @@ def prepared(model, given, data):
             if isinstance(callback, Checkpoint):
                 given["initial_epoch"] = callback.begin(model, data)
                 stack.enter_context(callback)
+        if any(isinstance(c, Limit) and c.is_reached(model) for c in callbacks):
+            given["epochs"] = given.get("initial_epoch", 0)
         if data is not None:
+            if given.get("steps_per_epoch") is not None:
+                rule = "steps_per_epoch must be left out with kformer's data: see callbacks.Limit"
+                raise ValueError(f"{rule}, got {given['steps_per_epoch']}")
             stack.enter_context(led(data))
             given["callbacks"] = [FollowEpochs(data), *callbacks]
             given["shuffle"] = False  # the data have an order of their own

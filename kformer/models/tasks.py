@@ -68,7 +68,7 @@ class Classifier(Task):
             raise ValueError(f"class_names must have one name per class, got {got}")
         class_names = None if class_names is None else [str(name) for name in class_names]
         self.num_classes = self.num_labels = num_classes
-        self.class_names, self._chances = class_names, None
+        self.class_names = class_names
         self._arguments.update({"num_classes": num_classes, "class_names": class_names})
         dtype = child_policy(self)
         self.classifier = Project(num_classes, name="classifier", dtype=dtype)
@@ -115,16 +115,21 @@ class TextClassifier(Classifier):
         return self.classifier(x)
 
     def classify(self, texts, batch_size=64):
-        """The probability of every class for texts or lists of ids: NumPy, (texts, C)."""
-        if self._chances is None:
-            self._chances = backend.compiled(class_chances, self)
-        rows = to_rows(texts, self.tokenizer)
+        """The probability of every class for texts or lists of ids: NumPy, (texts, C).
+
+        What is longer than `config.max_length` tokens is cut.
+        """
+        rows = [row[: self.config.max_length] for row in to_rows(texts, self.tokenizer)]
         out = np.zeros((len(rows), self.num_classes))
+        for number, row in enumerate(rows):
+            if not row:
+                raise ValueError(f"a text must have at least one token, got none as text {number}")
         for numbers, batch in in_batches(rows, batch_size):
             length = up_to_bucket(max(map(len, batch)))
             ids, real = align(batch, length, self.config.pad_id)
             self.check_inputs({"ids": ids, "padding_mask": real})
-            out[numbers] = backend.to_numpy(self._chances(ids, real))[: len(numbers)]
+            chances = self.run_compiled(class_chances, ids, real)
+            out[numbers] = backend.to_numpy(chances)[: len(numbers)]
         return out
 
 

@@ -18,6 +18,8 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from kformer.config import check_whole
+
 SPLITS = ("train", "val", "test")
 # Tests, demonstrations and foreign packages are no documentation; the topics are read apart.
 SKIPPED = {
@@ -85,9 +87,8 @@ def docstrings_by_package(
         max_per_class: at most so many docstrings each, so that no package is the safe guess.
         min_length: characters that a docstring must have at least.
     """
-    check_whole("max_classes", max_classes, 2)
-    check_whole("max_per_class", max_per_class, 1)
-    check_whole("min_length", min_length, 1)
+    check_whole(2, max_classes=max_classes)
+    check_whole(1, max_per_class=max_per_class, min_length=min_length)
     labels = collections.defaultdict(set)
     for package, is_module, text in docstrings():
         if not is_module and len(text) >= min_length:
@@ -276,7 +277,7 @@ def check_written_out(sizes, languages, kinds):
     check_names("languages", languages, LANGUAGES, 2)
     check_names("kinds", kinds, tuple(SHARES), 1)
     for split, size in sizes.items():
-        check_whole(f"sizes[{split!r}]", size, 1)
+        check_whole(1, **{f"sizes[{split!r}]": size})
 
 
 def check_names(field, names, known, least):
@@ -285,8 +286,3 @@ def check_names(field, names, known, least):
     for name in names:
         if name not in known:
             raise ValueError(f"{field} must be some of {', '.join(known)}, got {name!r}")
-
-
-def check_whole(field, value, least):
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"{field} must be a whole number from {least} on, got {value!r}")

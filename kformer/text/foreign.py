@@ -28,6 +28,9 @@ class ForeignTokenizer:
             value = value() if callable(value) else value
             # sentencepiece says −1 where there is none
             setattr(self, name, None if value is None or int(value) < 0 else int(value))
+        if self.vocabulary_size is not None and hasattr(inner, "__len__"):
+            # transformers' vocab_size leaves out what was added later, its len() does not
+            self.vocabulary_size = max(self.vocabulary_size, len(inner))
 
     def __repr__(self):
         return f"<{type(self.inner).__name__} for kformer>"

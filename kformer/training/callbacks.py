@@ -12,6 +12,7 @@ from pathlib import Path
 import keras
 
 from kformer import files
+from kformer.config import check_whole
 from kformer.training.checkpoints import folders, load_newest, restore, save
 
 # What a process says of itself when a signal ended it.
@@ -41,17 +42,17 @@ class Checkpoint(keras.callbacks.Callback):
 
     def __init__(self, directory, every=500, keep=2, resume=True):
         super().__init__()
-        for name, value in (("every", every), ("keep", keep)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
+        check_whole(1, every=every, keep=keep)
         self.directory, self.every, self.keep, self.resume = directory, every, keep, resume
         self.data, self.signal, self.metrics_so_far = None, None, None
         self.epoch = self.first = self.steps = self.at = 0
+        self.earlier, self.start, self.written = 0.0, None, None
 
     def begin(self, model, data):
         """The epoch to start with; called by `fit` of kformer's models before anything else."""
         self.data, self.signal, self.metrics_so_far = data, None, None
         self.epoch = self.first = self.steps = 0
+        self.earlier, self.start, self.written = 0.0, time.monotonic(), None
         if not self.resume and (old := folders(self.directory)):
             raise ValueError(f"directory must hold no checkpoint with resume=False, got {old[0]}")
         found = load_newest(self.directory)
@@ -59,9 +60,15 @@ class Checkpoint(keras.callbacks.Callback):
             state = restore(model, data, found)
             self.epoch, self.first, self.steps = state["epoch"], state["batch"], state["step"]
             self.metrics_so_far = state["metrics"] if self.first else None
+            self.earlier = state["seconds"]
         if data is not None:
             data.seek(self.epoch, self.first)
         return self.epoch
+
+    @property
+    def seconds(self):
+        """Training time, that of earlier processes included."""
+        return self.earlier + (0.0 if self.start is None else time.monotonic() - self.start)
 
     def __enter__(self):
         """While training, signals are remembered until the step has ended."""
@@ -103,8 +110,10 @@ class Checkpoint(keras.callbacks.Callback):
         self.obey_signal()
 
     def in_the_middle(self):
-        """After the last batch of an epoch, its end comes first, with validation and logs."""
-        return self.data is not None and self.at < len(self.data.planned(self.epoch))
+        """After the last batch of an epoch, its end comes first, with validation and logs. And
+        batches whose gradients are added up stay together."""
+        whole = self.at % getattr(self._model, "accumulate", 1) == 0
+        return whole and self.data is not None and self.at < len(self.data.planned(self.epoch))
 
     def obey_signal(self):
         if self.signal == signal.SIGINT:
@@ -122,32 +131,46 @@ class Checkpoint(keras.callbacks.Callback):
 
     def write(self, epoch, batch):
         position = {"epoch": epoch, "batch": batch, "step": self.steps}
-        save(self.directory, self.model, self.data, position, self.keep)
+        if position != self.written:
+            seconds = {"seconds": self.seconds}
+            save(self.directory, self.model, self.data, position | seconds, self.keep)
+            self.written = position
 
 
 class Limit(keras.callbacks.Callback):
     """Ends training after so many steps or minutes, at the end of a step.
 
     Args:
-        steps: of the optimizer, earlier runs included.
-        minutes: from the first step of this run on.
+        steps: batches in all, earlier runs included.
+        minutes: from the start of training on, or by `clock`.
+        clock: a function that tells the seconds of training so far.
     """
 
-    def __init__(self, steps=None, minutes=None):
+    def __init__(self, steps=None, minutes=None, clock=None):
         super().__init__()
         for name, value in (("steps", steps), ("minutes", minutes)):
             if value is not None and not value > 0:
                 raise ValueError(f"{name} must be above 0, got {value!r}")
-        self.steps, self.minutes = steps or math.inf, minutes or math.inf
-        self.done, self.end = 0, None
+        self.steps, self.minutes, self.clock = steps or math.inf, minutes or math.inf, clock
+        self.done, self.group = 0, 1
+
+    def is_reached(self, model):
+        """Whether there is nothing left to do. `iterations` counts updates, not batches."""
+        self.group = getattr(model, "accumulate", 1)
+        self.done = int(model.optimizer.iterations) * self.group
+        if self.clock is None:
+            start = time.monotonic()
+            self.clock = lambda: time.monotonic() - start
+            return self.done >= self.steps
+        return self.done >= self.steps or self.clock() > 60 * self.minutes
 
     def on_train_begin(self, logs=None):
-        self.done = int(self.model.optimizer.iterations)
-        self.end = self.end or time.monotonic() + 60 * self.minutes
+        self.is_reached(self.model)
 
     def on_train_batch_end(self, batch, logs=None):
         self.done += 1
-        if self.done >= self.steps or time.monotonic() > self.end:
+        over = self.done >= self.steps or self.clock() > 60 * self.minutes
+        if over and self.done % self.group == 0:
             self._model.stop_training = True  # not self.model, which would stop JAX to look at it
 
 
@@ -155,31 +178,26 @@ class HistoryFile(keras.callbacks.Callback):
     """Writes the logs of every epoch into a CSV file, which is whole at any moment.
 
     A run that goes on adds to it; an epoch that is trained again takes the place of its row.
-    The column `seconds` counts training time, that of earlier runs included.
 
     Args:
         path: of the file.
+        clock: a function for the column `seconds`.
     """
 
-    def __init__(self, path):
+    def __init__(self, path, clock=time.monotonic):
         super().__init__()
-        self.path, self.rows, self.start = Path(path), None, None
-
-    def on_train_begin(self, logs=None):
-        if self.rows is None:
-            self.rows = read_history(self.path)
-            earlier = float(self.rows[-1]["seconds"]) if self.rows else 0.0
-            self.start = time.monotonic() - earlier
+        self.path, self.clock = Path(path), clock
 
     def on_epoch_end(self, epoch, logs=None):
-        seconds = round(time.monotonic() - self.start, 2)
-        row = {"epoch": epoch, **{k: float(v) for k, v in logs.items()}, "seconds": seconds}
-        self.rows = [*(r for r in self.rows if int(r["epoch"]) < epoch), row]
+        row = {"epoch": epoch, **{k: float(v) for k, v in logs.items()}}
+        row["seconds"] = round(self.clock(), 2)
+        earlier = (r for r in read_history(self.path) if int(r["epoch"]) < epoch)
+        rows = [*earlier, row]
         text = io.StringIO()
-        names = list(dict.fromkeys(name for row in self.rows for name in row))
+        names = list(dict.fromkeys(name for row in rows for name in row))
         writer = csv.DictWriter(text, names, restval="", lineterminator="\n")
         writer.writeheader()
-        writer.writerows(self.rows)
+        writer.writerows(rows)
         files.write_text(self.path, text.getvalue())
 
 
@@ -207,6 +225,7 @@ class TranslationScore(keras.callbacks.Callback):
         if len(sources) != len(references):
             got = f"{len(sources)} sources and {len(references)} references"
             raise ValueError(f"sources and references must be equally many, got {got}")
+        translation_scores(["text"], ["text"])  # what is missing is missed now, not after an epoch
         self.sources, self.references = list(sources), list(references)
         self.every, self.options = every, options
 

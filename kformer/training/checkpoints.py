@@ -16,6 +16,7 @@ from kformer import backend, files
 
 FORMAT = 1
 LIMIT = 2**24  # bytes of a manifest
+KEYS = ("epoch", "batch", "step", "seconds", "model", "data", "sha256")
 
 
 def variables_of(model):
@@ -58,7 +59,8 @@ def save(directory, model, data, position, keep=2):
             "sha256": files.sha256(beside / "state.safetensors"),
         }
         files.write_json(beside / "manifest.json", manifest)
-    for old in folders(directory)[keep:]:
+    abandoned = Path(directory).glob(".step-*")  # by a process that was killed while it wrote
+    for old in [*folders(directory)[keep:], *abandoned]:
         files.remove(old)
 
 
@@ -93,8 +95,10 @@ def load(folder):
 
     text = files.read_text(folder / "manifest.json", LIMIT, "a manifest")
     manifest = files.parse_json(text, "a manifest")
-    if manifest.get("format") != FORMAT:
-        raise ValueError(f"format must be {FORMAT}, got {manifest.get('format')!r}")
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        raise ValueError(f"a manifest must be a dict of format {FORMAT}, got {text[:40]!r}")
+    if missing := [key for key in KEYS if key not in manifest]:
+        raise ValueError(f"a manifest must have {', '.join(KEYS)}, got no {missing[0]}")
     if files.sha256(folder / "state.safetensors") != manifest["sha256"]:
         raise ValueError("state.safetensors must have the checksum of its manifest, got another")
     try:
@@ -104,7 +108,7 @@ def load(folder):
 
 
 def restore(model, data, found):
-    """Put a checkpoint into the model: {"epoch", "batch", "step", "metrics"}.
+    """Put a checkpoint into the model: {"epoch", "batch", "step", "seconds", "metrics"}.
 
     Another model or other data are an error: training would go on with something else.
     """
@@ -124,4 +128,4 @@ def restore(model, data, found):
     for name, variable in places.items():
         variable.assign(arrays[name])
     metrics = [arrays[name] for name in sorted(arrays) if name.startswith("metrics/")]
-    return {**{k: manifest[k] for k in ("epoch", "batch", "step")}, "metrics": metrics}
+    return {**{k: manifest[k] for k in KEYS[:4]}, "metrics": metrics}
