@@ -275,6 +275,11 @@ def no_gradient():
     return torch.no_grad() if BACKEND == "torch" else contextlib.nullcontext()
 
 
+def looks_ahead() -> bool:
+    """True where Keras looks at two batches of a PyDataset before it starts to train on them."""
+    return BACKEND == "tensorflow"
+
+
 def map_dataset(dataset, function):
     """A tf.data.Dataset that passes every batch through a NumPy function, on the host."""
     import tensorflow as tf  # noqa: F811  (the data set proves that TensorFlow is loaded)

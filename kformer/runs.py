@@ -24,7 +24,7 @@ import keras
 
 from kformer import backend, files
 from kformer.config import Config
-from kformer.models import resuming
+from kformer.models import feeding, resuming
 from kformer.models.base import Transformer
 from kformer.text import Tokenizer
 from kformer.training.callbacks import Checkpoint, HistoryFile, Limit, read_history
@@ -166,7 +166,8 @@ class Run:
             if isinstance(model, Transformer):
                 model.fit(data, callbacks=kept, **kwargs)
             else:  # any Keras model can go on, too
-                resuming.fit(model.fit, model, dict(x=data, callbacks=kept, **kwargs), data)
+                x = feeding.feed(data, check=lambda x, y: None)
+                resuming.fit(model.fit, model, dict(x=x, callbacks=kept, **kwargs), data)
         except KeyboardInterrupt:
             line = f"{shlex.join(without_out(sys.argv))} --resume --out {self.folder}"
             print(f"\nStopped and saved. To go on: python {line}", flush=True)

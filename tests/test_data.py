@@ -20,6 +20,7 @@ from kformer.data import (
 )
 from kformer.data.batches import label_ids
 from kformer.data.ragged import CHUNK, Ragged, best_fit, bucket_edges, pad_rows
+from kformer.models import feeding
 from kformer.text.foreign import adapt
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -712,3 +713,37 @@ def test_hidden_tokens():
     assert (data[0][0] != ids).any()
     with pytest.raises(ValueError, match=r"hide must be in \[0, 1\), got 1.0"):
         kformer.data.ClassificationData(texts, [0, 1] * 20, tokenizer, hide=1.0)
+
+
+def uneven_pairs(number=60):
+    """Many short pairs and a few long ones: neighbours in the plan are mostly alike."""
+    random = np.random.default_rng(0)
+    lengths = np.where(random.random(number) < 0.9, 2, 12)
+    return [(" ".join(["ab"] * n), " ".join(["ba"] * n)) for n in lengths]
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_the_first_two_batches_show_which_sizes_vary(shuffle):
+    """Keras on TensorFlow takes what they have in common for a law of all batches."""
+    pairs = uneven_pairs()
+    tokenizer = kformer.Tokenizer.train([text for pair in pairs for text in pair], 270)
+    data = TranslationData(pairs, tokenizer, batch_tokens=64, shuffle=shuffle)
+    widths = [data[i][0]["source"].shape[1] for i in range(data.num_batches)]
+    assert len(set(widths)) > 1 and set(widths[:2]) == {min(widths), max(widths)}
+    assert sum(len(rows) for _, rows in data.planned(0)) == len(pairs)
+
+
+def test_fit_from_any_batch_whatever_its_neighbours():
+    pairs = uneven_pairs()
+    tokenizer = kformer.Tokenizer.train([text for pair in pairs for text in pair], 270)
+    data = TranslationData(pairs, tokenizer, batch_tokens=64, seed=1)
+    size = dict(num_layers=1, hidden_dim=8, num_heads=2)
+    settings = kformer.Config(vocabulary_size=tokenizer.vocabulary_size, bos_id=1, eos_id=2, **size)
+    model = kformer.Seq2SeqLM(settings, tokenizer=tokenizer)
+    model.compile()
+    data.seek(0, 2)
+    fed = feeding.feed(data, model.check_batch)
+    history = keras.Model.fit(model, fed, verbose=0, shuffle=False)
+    assert np.isfinite(history.history["loss"][0])
+    assert int(model.optimizer.iterations) == len(data.planned(0)) - 2
+    model.fit(data, epochs=2, verbose=0, validation_data=data)

@@ -92,6 +92,10 @@ class Data(keras.utils.PyDataset):
         if not self.led and len(self.asked) == self.num_batches:
             self.seek(self.epoch + 1)
 
+    def examples(self):
+        """Batches that show which sizes vary; none where no size does."""
+        return []
+
     def random(self, epoch):
         return np.random.default_rng([self.seed, epoch])
 

@@ -66,7 +66,15 @@ class BucketedData(Data):
             batches.append((len(self.sizes) - 1, left))
         if self.shuffle:
             batches = [batches[i] for i in random.permutation(len(batches))]
-        return batches
+        # On TensorFlow Keras takes what two first batches have in common for a law of all.
+        ends = [end(range(len(batches)), key=lambda i: batches[i][0]) for end in (min, max)]
+        first = list(dict.fromkeys(ends))
+        return [batches[i] for i in (*first, *(i for i in range(len(batches)) if i not in first))]
+
+    def examples(self):
+        """Two batches that show which sizes vary, whatever batch comes next."""
+        plan = self.planned(self.epoch)
+        return [self.make(plan, self.epoch, number) for number in range(min(2, len(plan)))]
 
     def shapes(self):
         """The distinct (B, T) or (B, S, T) of an epoch."""
