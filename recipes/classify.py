@@ -5,8 +5,6 @@
 
 Without --data it tells from a docstring which package of Python's standard library it documents,
 on functions that it has not seen.
-
-MEASURED
 """
 
 import os

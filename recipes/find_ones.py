@@ -10,8 +10,10 @@ The script (a) works one attention step out by hand, (b) trains an LSTM and a mo
 attention block, of about equal size, on rows of 200 bits, and (c) tries both on distances up to
 400, longer than anything they were trained on. It ends in a picture.
 
-2 cores, JAX, seed 0: one minute. The LSTM has learned the nearest bits only and is at chance
-(0.50) from a distance of 10 on; the attention model is right (1.00) at every distance.
+2 cores, 22 seconds on JAX and TensorFlow, 37 on torch. The attention model is right (1.00) at every
+distance on all three. The LSTM depends on its luck: with seed 0 it is at chance (0.50) from a
+distance of 10 on on JAX, of 5 on on torch, and has found the answer on TensorFlow; with seeds 1
+and 2 it is at chance there, too.
 """
 
 import argparse
