@@ -221,7 +221,7 @@ def test_limits_and_history(tmp_path):
 
 
 def test_translation_scores():
-    """Against figures worked out by sacreBLEU's own command."""
+    """Several references for a text, fewer for another; a perfect translation has 100."""
     written = ["the cat sat on the mat", "a dog"]
     bleu, chrf = translation_scores(written, [["the cat sat on a mat", "the cat sat"], "a dog"])
     assert 0 < bleu.score < 100 and 0 < chrf.score <= 100
