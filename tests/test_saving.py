@@ -8,7 +8,18 @@ import warnings
 import keras
 import numpy as np
 import pytest
-from support import BACKEND, CASES, Case, case_ids, close, config, exact, make_model, run
+from support import (
+    BACKEND,
+    CASES,
+    Case,
+    case_ids,
+    close,
+    config,
+    exact,
+    make_model,
+    randomize,
+    run,
+)
 
 import kformer
 from kformer import backend
@@ -56,9 +67,15 @@ def go_on(folder, name):
 
 
 def save_all(folder):
-    """Every model, trained for two steps and saved here, with its inputs and outputs."""
+    """Every model, trained for two steps and saved here, with its inputs and outputs.
+
+    Weights are half as large as elsewhere in the tests. The hidden states of a model are then not
+    much larger than its outputs; where they are, their rounding alone is more than 1e-6 of an
+    output: up to 1.4e-6 between any backend and the float64 reference, with gated layers.
+    """
     for name in NAMES:
         c = Case(*CASES[NUMBERS[name]])
+        randomize(c.model, scale=0.1)
         x = c.wrap(c.ids(4))
         y = c.ids(4, seed=2) % 3 if c.per_token else np.arange(4) % 3
         model, loss = c.model, None
@@ -95,12 +112,10 @@ def compare(folder, name, other):
     saved = np.load(folder / f"{name}_saved.npz")["predicted"]
     mine, found = (np.load(folder / f"{name}_{b}.npz") for b in (BACKEND, other))
     exact(mine["predicted"], saved, what)
-    # Of the largest output: rounding alone puts each backend up to 1.4e-6 · (1 + |y|) from the
-    # float64 reference in single small outputs, which is 5e-7 of the largest.
-    close(found["predicted"], saved, 1e-6, what, of_all=True)
+    close(found["predicted"], saved, 1e-6, what)
     exact(found["slots"], mine["slots"], what)
-    scale = np.abs(mine["gradients"]).max()  # 1e-6 · scale from each of the two roundings
-    close(found["gradients"] / scale, mine["gradients"] / scale, 1e-6, what, of_all=True)
+    scale = np.abs(mine["gradients"]).max()
+    close(found["gradients"] / scale, mine["gradients"] / scale, 1e-6, what)
     close(found["trained"], mine["trained"], 1e-4, what)
     if name in LONG:
         close(found["losses"], mine["losses"], 1e-4, what)
