@@ -34,6 +34,7 @@ def parse_arguments():
         help="how a text's hidden states become one vector")  # fmt: skip
     add("--batch-tokens", type=int, default=1024, help="slots in a batch")
     add("--hide", type=float, default=0.1, help="share of tokens hidden from it in training")
+    add("--split", type=float, default=0.0, help="chance that a token is split in two in training")
     add("--label-smoothing", type=float, default=0.1, help="share of the target for all classes")
     add("--average", type=float, default=0.99, help="the end has averages of the weights, with "
         "this much of the old ones at each step; 0 = the last weights")  # fmt: skip
@@ -52,7 +53,7 @@ def make_optimizer(run, args, steps, average=0.0):
 def pretrain(run, model, texts, args):
     """Masked-language modelling on the same texts, for the encoder that then learns to classify."""
     masked = kformer.MaskedLM(model.config, tokenizer=model.tokenizer)
-    given = dict(rate=0.2, max_length=model.config.max_length, seed=args.seed)
+    given = dict(rate=0.2, max_length=model.config.max_length, split=args.split, seed=args.seed)
     data = kformer.data.MaskedLMData(texts, model.tokenizer, 2 * args.batch_tokens, **given)
     masked.compile(make_optimizer(run, args, args.pretrain * data.num_batches))
     run.fit(masked, data, stage="pretraining", epochs=args.pretrain)
@@ -123,7 +124,7 @@ def main():
             max_length=config.max_length, **options,
         )  # fmt: skip
 
-    data = make("train", hide=args.hide, seed=args.seed)
+    data = make("train", hide=args.hide, split=args.split, seed=args.seed)
     validation = make("val", shuffle=False)
     print(f"{len(data.labels):,} texts, {len(names)} classes; {runs.described(data)}")
 

@@ -715,6 +715,63 @@ def test_hidden_tokens():
         kformer.data.ClassificationData(texts, [0, 1] * 20, tokenizer, hide=1.0)
 
 
+def sentences(number=60):
+    words = "when the train leaves the station nobody waits for another one".split()
+    random = np.random.default_rng(3)
+    return [" ".join(random.choice(words, random.integers(2, 9))) for _ in range(number)]
+
+
+@pytest.mark.parametrize("kind", ["classes", "masked", "pairs"])
+def test_split_tokens_spell_the_same_text(kind):
+    """Tokens come apart, differently in every epoch; the text, and the labels, stay theirs."""
+    given = sentences()
+    tokenizer = kformer.Tokenizer.train(given, 300, mask=True)
+    halves = tokenizer.halves()
+    assert len(halves) == 300 - 5 - 256
+    assert all(
+        tokenizer.decode([whole]) == tokenizer.decode(pair) for whole, pair in halves.items()
+    )
+
+    def make(split):
+        kwargs = dict(batch_tokens=256, split=split, seed=5)
+        if kind == "classes":
+            return ClassificationData(given, list(range(60)), tokenizer, **kwargs)
+        if kind == "masked":
+            return MaskedLMData(given, tokenizer, rate=0.5, **kwargs)
+        return TranslationData([(text, text) for text in given], tokenizer, **kwargs)
+
+    def spelled(data, epoch):
+        """The texts of an epoch, and how many tokens they have."""
+        data.seek(epoch)
+        out, tokens = {}, 0
+        for number, (_, rows) in enumerate(data.planned(epoch)):
+            x, y = data[number]
+            if kind == "pairs":
+                follows = x["target"][:, 1:]
+                assert np.array_equal(y[:, :-1] * (follows > 0), follows)
+            ids = y if kind == "pairs" else np.where(y >= 0, y, x) if kind == "masked" else x
+            tokens += int((ids > 4).sum())
+            out.update(zip(rows.tolist(), tokenizer.decode(ids[: len(rows)]), strict=True))
+        return [out[i] for i in range(60)], tokens
+
+    _, plain = spelled(make(0.0), 0)
+    data = make(0.3)
+    (first, some), (second, other) = spelled(data, 0), spelled(data, 1)
+    assert first == second == given
+    assert 1.1 * plain < some < 2 * plain and some != other
+    assert spelled(data, 0) == (first, some)
+    assert len(data.shapes()) <= 8
+
+
+def test_split_needs_a_bpe():
+    with pytest.raises(ValueError, match=r"split must be in \[0, 1\), got 1.0"):
+        classification(split=1.0)
+    with pytest.raises(ValueError, match=r"split=0.1 needs a tokenizer that joins tokens \(bpe\)"):
+        classification(split=0.1)
+    words = kformer.Tokenizer.train(sentences(), 300, "wordpiece")
+    assert words.halves() == {}
+
+
 def uneven_pairs(number=60):
     """Many short pairs and a few long ones: neighbours in the plan are mostly alike."""
     random = np.random.default_rng(0)

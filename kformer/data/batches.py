@@ -10,7 +10,7 @@ import numpy as np
 
 from kformer.config import check_whole
 from kformer.data.base import IGNORED, Data
-from kformer.data.ragged import Ragged, Store, bucket_edges, chunks, pad_rows
+from kformer.data.ragged import Ragged, Store, bucket_edges, chunks, pad_rows, split_tokens
 from kformer.text.foreign import adapt
 
 
@@ -23,24 +23,30 @@ class BucketedData(Data):
 
     Args:
         sides: Ragged rows, one per side of a model.
+        tokenizers: one per side.
         batch_tokens: slots in a batch, B · T of its longer side.
         buckets: at most so many shapes.
+        split: the chance that a token of a BPE becomes the two tokens it was joined from, others
+            in every epoch. A model then sees a word in many spellings, and learns what rare ones
+            have in common with frequent ones.
     """
 
-    def __init__(self, sides, batch_tokens, buckets, **kwargs):
+    def __init__(self, sides, tokenizers, batch_tokens, buckets, split, **kwargs):
         super().__init__(**kwargs)
         check_whole(1, batch_tokens=batch_tokens, buckets=buckets)
         if len(sides[0]) == 0:
             raise ValueError("data must have at least one row, got none")
         self.sides, self.batch_tokens = sides, batch_tokens
-        longest = np.maximum(np.max([side.lengths for side in sides], axis=0), 1)
+        self.split, self.halves = split, [halves_of(one, split) for one in tokenizers]
+        lengths = [np.ceil((1.0 + split) * side.lengths).astype("int64") for side in sides]
+        longest = np.maximum(np.max(lengths, axis=0), 1)
         edges = bucket_edges(longest, buckets)
         if batch_tokens < edges[-1]:
             rule = f"batch_tokens must hold the longest row, {edges[-1]} tokens"
             raise ValueError(f"{rule}, got {batch_tokens}")
         self.bucket_of = np.searchsorted(edges, longest)
         # Rows move up, so a bucket is as wide as all the rows that are not longer than its edge.
-        widths = [[side.lengths[longest <= edge].max() for side in sides] for edge in edges]
+        widths = [[side[longest <= edge].max() for side in lengths] for edge in edges]
         self.widths = [[max(4, -(-int(w) // 4) * 4) for w in pair] for pair in widths]
         sizes = [batch_tokens // max(widths) for widths in self.widths]
         sizes = [size // 8 * 8 if size > 8 else size for size in sizes]
@@ -49,7 +55,7 @@ class BucketedData(Data):
         self.sizes = [min(pair) for pair in zip(sizes, counts, strict=True)]
 
     def settings(self):
-        return self.batch_tokens, self.widths, self.sizes
+        return self.batch_tokens, self.widths, self.sizes, self.split
 
     def plan(self, epoch):
         """(bucket, row numbers) of every batch."""
@@ -82,22 +88,38 @@ class BucketedData(Data):
         return [(self.sizes[k], *self.widths[k]) for k in used]
 
     def fill_rate(self):
-        """The share of slots that hold a token."""
+        """The share of slots that hold a token, before any is split."""
         slots = sum(self.sizes[k] * sum(self.widths[k]) for k, _ in self.planned(self.epoch))
         return float(sum(side.lengths.sum() for side in self.sides) / slots)
 
-    def padded(self, side, bucket, rows, tokenizer):
-        """(B, T) ids; empty places hold the padding id, or 0 where there is none."""
-        found = [self.sides[side][i] for i in rows]
-        width, size = self.widths[bucket][side], self.sizes[bucket]
-        return pad_rows(found, width, tokenizer.pad_id or 0, size)
+    def padded(self, side, item, tokenizer, random):
+        """(B, T) ids and the lengths (B,) of their rows; empty places hold the padding id, or 0
+        where there is none."""
+        bucket, rows = item
+        found, width = [self.sides[side][i] for i in rows], self.widths[bucket][side]
+        if self.split:
+            how = self.halves[side], self.split
+            found = [split_tokens(row, *how, width - len(row), random) for row in found]
+        lengths = np.zeros(self.sizes[bucket], "int64")
+        lengths[: len(rows)] = [len(row) for row in found]
+        return pad_rows(found, width, tokenizer.pad_id or 0, len(lengths)), lengths
 
-    def inputs(self, ids, side, bucket, rows, tokenizer):
-        """What a model takes: without a padding id it must be told what is padding."""
-        if tokenizer.pad_id is not None:
-            return ids
-        lengths = np.pad(self.sides[side].lengths[rows], (0, self.sizes[bucket] - len(rows)))
-        return {"ids": ids, "padding_mask": np.arange(ids.shape[1]) < lengths[:, None]}
+
+def model_inputs(ids, lengths, tokenizer):
+    """What a model takes: without a padding id it must be told what is padding."""
+    if tokenizer.pad_id is not None:
+        return ids
+    return {"ids": ids, "padding_mask": np.arange(ids.shape[1]) < lengths[:, None]}
+
+
+def halves_of(tokenizer, split):
+    """What the tokens of a tokenizer were joined from."""
+    if not 0.0 <= split < 1.0:
+        raise ValueError(f"split must be in [0, 1), got {split!r}")
+    halves = tokenizer.halves() if split and hasattr(tokenizer, "halves") else {}
+    if split and not halves:
+        raise ValueError(f"split={split} needs a tokenizer that joins tokens (bpe), got another")
+    return halves
 
 
 class ClassificationData(BucketedData):
@@ -114,11 +136,12 @@ class ClassificationData(BucketedData):
         hide: that share of the tokens is hidden, others in every epoch: the mask token, or where
             there is none the unknown one, takes their place. A model then learns not to rely on
             any single word.
+        split: see `BucketedData`.
         seed, shuffle, prefetch, workers: see `Data`.
     """
 
     def __init__(self, texts, labels, tokenizer, batch_tokens=4096, *, class_names=None,
-                 max_length=512, buckets=8, bos=False, hide=0.0, **kwargs):  # fmt: skip
+                 max_length=512, buckets=8, bos=False, hide=0.0, split=0.0, **kwargs):  # fmt: skip
         check_whole(1, max_length=max_length)
         labels, self.tokenizer = list(labels), adapt(tokenizer)
         self.hide, self.hidden_id = hide, hidden_id(self.tokenizer, hide)
@@ -129,7 +152,7 @@ class ClassificationData(BucketedData):
         if len(rows) != len(labels):
             got = f"{len(rows)} texts and {len(labels)} labels"
             raise ValueError(f"texts and labels must be equally many, got {got}")
-        super().__init__([rows], batch_tokens, buckets, **kwargs)
+        super().__init__([rows], [self.tokenizer], batch_tokens, buckets, split, **kwargs)
 
     def settings(self):
         return *super().settings(), self.labels.tolist(), self.hide
@@ -138,11 +161,11 @@ class ClassificationData(BucketedData):
         bucket, rows = item
         labels = np.full(self.sizes[bucket], IGNORED, "int32")
         labels[: len(rows)] = self.labels[rows]
-        ids = self.padded(0, bucket, rows, self.tokenizer)
+        ids, lengths = self.padded(0, item, self.tokenizer, random)
         if self.hide:
             chosen = np.isin(ids, self.ordinary) & (random.random(ids.shape) < self.hide)
             ids = np.where(chosen, self.hidden_id, ids).astype("int32")
-        return self.inputs(ids, 0, bucket, rows, self.tokenizer), labels
+        return model_inputs(ids, lengths, self.tokenizer), labels
 
 
 def ordinary_ids(tokenizer):
@@ -197,18 +220,20 @@ class TranslationData(BucketedData):
         source_tokenizer, target_tokenizer: the second defaults to the first.
         batch_tokens, buckets: see `BucketedData`.
         max_length: pairs with a longer side are left out, and counted in a warning.
+        split: see `BucketedData`.
         seed, shuffle, prefetch, workers: see `Data`.
     """
 
     def __init__(self, pairs, source_tokenizer, target_tokenizer=None, batch_tokens=4096, *,
-                 max_length=256, buckets=8, **kwargs):  # fmt: skip
+                 max_length=256, buckets=8, split=0.0, **kwargs):  # fmt: skip
         check_whole(1, max_length=max_length)
         self.source_tokenizer = adapt(source_tokenizer)
         self.target_tokenizer = adapt(target_tokenizer) or self.source_tokenizer
         if self.target_tokenizer.eos_id is None:
             raise ValueError("TranslationData needs a target tokenizer with an eos token, got none")
         sides = self.encoded(pairs, max_length)
-        super().__init__(sides, batch_tokens, buckets, **kwargs)
+        tokenizers = self.source_tokenizer, self.target_tokenizer
+        super().__init__(sides, tokenizers, batch_tokens, buckets, split, **kwargs)
 
     def encoded(self, pairs, max_length):
         """Source and target rows of the pairs that are short enough, read once."""
@@ -231,16 +256,15 @@ class TranslationData(BucketedData):
         return sides
 
     def batch(self, item, random):
-        bucket, rows = item
         pad, eos = self.target_tokenizer.pad_id, self.target_tokenizer.eos_id
-        source = self.padded(0, bucket, rows, self.source_tokenizer)
-        target = self.padded(1, bucket, rows, self.target_tokenizer)
+        source = self.padded(0, item, self.source_tokenizer, random)
+        source = model_inputs(*source, self.source_tokenizer)
+        target, lengths = self.padded(1, item, self.target_tokenizer, random)
         labels = np.full_like(target, IGNORED if pad is None else pad)
-        for row, length in enumerate(self.sides[1].lengths[rows]):
+        for row, length in enumerate(lengths[: len(item[1])]):
             labels[row, : length - 1] = target[row, 1:length]
             labels[row, length - 1] = eos
-        source = self.inputs(source, 0, bucket, rows, self.source_tokenizer)
-        target = self.inputs(target, 1, bucket, rows, self.target_tokenizer)
+        target = model_inputs(target, lengths, self.target_tokenizer)
         return {"source": source, "target": target}, labels
 
 
@@ -258,12 +282,12 @@ class MaskedLMData(BucketedData):
         texts: strings.
         tokenizer: one with a mask token: `Tokenizer.train(..., mask=True)`.
         rate: the share of tokens that is chosen.
-        batch_tokens, max_length, buckets, bos: as in `ClassificationData`.
+        batch_tokens, max_length, buckets, bos, split: as in `ClassificationData`.
         seed, shuffle, prefetch, workers: see `Data`; without shuffle the choice is always the same.
     """
 
     def __init__(self, texts, tokenizer, batch_tokens=4096, *, rate=0.15, max_length=512,
-                 buckets=8, bos=False, **kwargs):  # fmt: skip
+                 buckets=8, bos=False, split=0.0, **kwargs):  # fmt: skip
         check_whole(1, max_length=max_length)
         self.tokenizer, self.rate = adapt(tokenizer), rate
         for name in ("mask_id", "vocabulary_size"):
@@ -273,16 +297,16 @@ class MaskedLMData(BucketedData):
             raise ValueError(f"rate must be in (0, 1], got {rate!r}")
         self.ordinary = ordinary_ids(self.tokenizer)
         rows = Ragged.encode(texts, self.tokenizer, bos=bos, cut=max_length)
-        super().__init__([rows], batch_tokens, buckets, **kwargs)
+        super().__init__([rows], [self.tokenizer], batch_tokens, buckets, split, **kwargs)
 
     def settings(self):
         return *super().settings(), self.rate
 
     def batch(self, item, random):
-        ids = self.padded(0, *item, self.tokenizer)
+        ids, lengths = self.padded(0, item, self.tokenizer, random)
         chosen = np.isin(ids, self.ordinary) & (random.random(ids.shape) < self.rate)
         fate, other = random.random(ids.shape), random.choice(self.ordinary, ids.shape)
         hidden = np.where(fate < 0.8, self.tokenizer.mask_id, np.where(fate < 0.9, other, ids))
         labels = np.where(chosen, ids, IGNORED)
         ids = np.where(chosen, hidden, ids).astype("int32")
-        return self.inputs(ids, 0, *item, self.tokenizer), labels
+        return model_inputs(ids, lengths, self.tokenizer), labels
