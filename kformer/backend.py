@@ -51,13 +51,13 @@ def fused_attention(query, key, value, visible, bias, scale):
     """softmax(Q·Kᵀ·scale + bias)·V by the backend's own kernel, or None where it has none here.
 
     Args:
-        query: (B, T, N, H).
-        key, value: (B, S, K, H); N is a multiple of K.
+        query: (B, N, T, H).
+        key, value: (B, K, S, H); N is a multiple of K.
         visible: boolean, broadcastable to (B, N, T, S). It reaches the kernel as booleans: as
             large negative numbers they make wrong gradients in rows that see nothing.
         bias: None, or broadcastable to (B, N, T, S).
     Returns:
-        (B, T, N, H), zero in rows that see nothing, or None.
+        (B, N, T, H), zero in rows that see nothing, or None.
     """
     if BACKEND == "torch":
         return _torch_attention(query, key, value, visible, bias, scale)
@@ -67,32 +67,31 @@ def fused_attention(query, key, value, visible, bias, scale):
 
 
 def _torch_attention(query, key, value, visible, bias, scale):
-    query, key, value = (x.transpose(1, 2) for x in (query, key, value))
     mask = visible
     if bias is not None:
         bias = bias.to(query.dtype)
         mask = bias if visible is None else torch.where(visible, bias, float("-inf"))
     grouped = query.shape[1] != key.shape[1]
     attend = torch.nn.functional.scaled_dot_product_attention
-    out = attend(query, key, value, attn_mask=mask, scale=scale, enable_gqa=grouped)
-    return out.transpose(1, 2)
+    return attend(query, key, value, attn_mask=mask, scale=scale, enable_gqa=grouped)
 
 
 def _jax_attention(query, key, value, visible, bias, scale):
+    query, key, value = (ops.swapaxes(x, 1, 2) for x in (query, key, value))
     bias = None if bias is None else bias.astype(query.dtype)
     attend = functools.partial(jax.nn.dot_product_attention, bias=bias, mask=visible, scale=scale)
     try:
         out = attend(query, key, value, implementation="cudnn")
     except (NotImplementedError, RuntimeError, ValueError):  # no such device, dtype or shape
         out = attend(query, key, value, implementation="xla")
+    out = ops.swapaxes(out, 1, 2)
     if visible is None:
         return out
-    sees = ops.transpose(ops.any(visible, axis=-1, keepdims=True), (0, 2, 1, 3))
-    return ops.where(sees, out, ops.zeros_like(out))
+    return ops.where(ops.any(visible, axis=-1, keepdims=True), out, ops.zeros_like(out))
 
 
 def write(cache, new, start):
-    """`cache` (B, S, ...) with `new` (B, T, ...) at slots start, start + 1, ...
+    """`cache` (B, K, S, H) with `new` (B, K, T, H) at slots start, start + 1, ...
 
     On torch outside of training the cache itself is changed: copying it for every token would
     cost more than the token.
@@ -101,10 +100,10 @@ def write(cache, new, start):
     if BACKEND == "torch":
         if torch.is_grad_enabled():
             cache = cache.clone()
-        slots = torch.arange(new.shape[1], device=cache.device) + start
-        return cache.index_copy_(1, slots, new)
+        slots = torch.arange(new.shape[2], device=cache.device) + start
+        return cache.index_copy_(2, slots, new)
     zero = ops.zeros_like(start)
-    return ops.slice_update(cache, (zero, start) + (zero,) * (len(cache.shape) - 2), new)
+    return ops.slice_update(cache, (zero, zero, start, zero), new)
 
 
 def with_dense_gradient(table):

@@ -17,7 +17,8 @@ from kformer import backend
 
 
 class KeysValues(NamedTuple):
-    """Projected keys and values, each (B, S, K, H)."""
+    """Projected keys and values, each (B, K, S, H): a head's keys lie together, which is how
+    decoding reads them."""
 
     keys: Any
     values: Any
@@ -31,7 +32,7 @@ class KeysValues(NamedTuple):
 
 def empty(batch, slots, heads, width, dtype="float32") -> KeysValues:
     """A cache of zeros."""
-    shape = (batch, slots, heads, width)
+    shape = (batch, heads, slots, width)
     return KeysValues(ops.zeros(shape, dtype=dtype), ops.zeros(shape, dtype=dtype))
 
 

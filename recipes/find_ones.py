@@ -39,8 +39,8 @@ def by_hand():
     keys = np.where(bits[:, None] == 1, [[4.0, 0.0]], [[0.0, 0.0]]).astype("float32")
     query = np.array([2.0, 0.0], "float32")
     values = bits[:, None].astype("float32")
-    as_heads = keras.ops.convert_to_tensor  # (batch, tokens, heads, width)
-    weights = attention_weights(as_heads(query[None, None, None]), as_heads(keys[None, :, None]))
+    as_heads = keras.ops.convert_to_tensor  # (batch, heads, tokens, width)
+    weights = attention_weights(as_heads(query[None, None, None]), as_heads(keys[None, None]))
     weights = keras.ops.convert_to_numpy(weights)[0, 0, 0]
     print("By hand: a key is (4, 0) for a 1 and (0, 0) for a 0, the query is (2, 0).")
     print("  bits     ", "  ".join(f"{bit:5d}" for bit in bits))

@@ -39,6 +39,7 @@ def parse_arguments():
     add("--vocabulary-size", type=int, default=1000, help="of the BPE, at most")
     add("--separate", action="store_true", help="a vocabulary for each side")
     add("--batch-tokens", type=int, default=1536, help="slots in a batch")
+    add("--split", type=float, default=0.0, help="chance that a token is split in two in training")
     add("--label-smoothing", type=float, default=0.1, help="share of the target for all ids")
     add("--schedule", choices=("inverse", "cosine"), default="cosine", help="of the learning rate")
     add("--average", type=float, default=0.99, help="the end has averages of the weights, with "
@@ -177,7 +178,7 @@ def main():
     tokenizers = make_tokenizers(run, splits["train"], args)
     config = make_config(run, tokenizers)
     make = dict(batch_tokens=args.batch_tokens, max_length=config.max_length, seed=args.seed)
-    data = kformer.data.TranslationData(splits["train"], *tokenizers, **make)
+    data = kformer.data.TranslationData(splits["train"], *tokenizers, split=args.split, **make)
     validation = kformer.data.TranslationData(splits["val"], *tokenizers, shuffle=False, **make)
     print(f"{len(splits['train']):,} pairs; {runs.described(data)}")
 

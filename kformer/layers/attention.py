@@ -37,16 +37,15 @@ def attention_weights(query, key, visible=None, bias=None, scale=1.0, softcap=No
     """softmax(Q·Kᵀ·scale) in float32, (B, N, T, S); a row that may see nothing is all zeros.
 
     Args:
-        query: (B, T, N, H).
-        key: (B, S, K, H); head n of the queries uses head n // (N/K) of the keys.
+        query: (B, N, T, H).
+        key: (B, K, S, H); head n of the queries uses head n // (N/K) of the keys.
         visible: boolean, broadcastable to (B, N, T, S), True = may see.
         bias: added to the scores, broadcastable to (B, N, T, S).
         softcap: c; scores s become c · tanh(s / c).
         sink: (N,); one more score per head that takes part in the softmax and gives nothing.
     """
-    scores = ops.cast(
-        _grouped(query * ops.cast(scale, query.dtype), key, transpose=True), "float32"
-    )
+    key = ops.transpose(key, (0, 1, 3, 2))
+    scores = ops.cast(_grouped(query * ops.cast(scale, query.dtype), key), "float32")
     if softcap is not None:
         scores = softcap * ops.tanh(scores / softcap)
     if bias is not None:
@@ -65,19 +64,18 @@ def attention_weights(query, key, visible=None, bias=None, scale=1.0, softcap=No
     return weights / ops.where(total > 0, total, 1.0)
 
 
-def _grouped(left, right, transpose):
-    """Products per head without repeating the K heads of `right` N/K times.
-
-    left (B, T, N, H) · right (B, S, K, H) → (B, N, T, S) with transpose, else
-    left (B, N, T, S) · right (B, S, K, H) → (B, T, N, H).
-    """
-    left = ops.transpose(left, (0, 2, 1, 3)) if transpose else left
-    right = ops.transpose(right, (0, 2, 3, 1) if transpose else (0, 2, 1, 3))
+def _grouped(left, right):
+    """left (B, N, T, I) · right (B, K, I, O) → (B, N, T, O), per head, without repeating the K
+    heads of `right` N/K times."""
     batch, heads, length, inner = ops.shape(left)
     groups, outer = right.shape[1], ops.shape(right)[3]
     folded = ops.reshape(left, (batch, groups, (heads // groups) * length, inner))
-    out = ops.reshape(ops.matmul(folded, right), (batch, heads, length, outer))
-    return out if transpose else ops.transpose(out, (0, 2, 1, 3))
+    return ops.reshape(ops.matmul(folded, right), (batch, heads, length, outer))
+
+
+def swapped(x):
+    """(B, T, N, H) ↔ (B, N, T, H)."""
+    return ops.transpose(x, (0, 2, 1, 3))
 
 
 class Sight(NamedTuple):
@@ -261,7 +259,7 @@ class MultiHeadAttention(layers.Layer):
             memory = cache = cache.write(*memory, start)
         scores_wanted = return_attention_scores or capturing()
         out, scores = self._attend(query, memory, visible, bias, training, scores_wanted)
-        out = ops.reshape(out, (*ops.shape(x)[:2], self.num_heads * self.head_dim))
+        out = ops.reshape(swapped(out), (*ops.shape(x)[:2], self.num_heads * self.head_dim))
         out = self.output_projection(out)
         extra = ([scores] if return_attention_scores else []) + ([] if cache is None else [cache])
         return (out, *extra) if extra else out
@@ -269,26 +267,27 @@ class MultiHeadAttention(layers.Layer):
     def _survey(self, context, mask, positions):
         """A context without its padding, and what the mask rules know of its tokens."""
         if isinstance(context, KeysValues):  # Keras fills in a mask for each of its parts
-            return context, masks.from_hidden(context.keys[:, :, 0])
+            return context, masks.from_hidden(context.keys[:, 0])
         return without_padding(context, mask), masks.from_hidden(context, mask, positions)
 
     def keys_values(self, x, positions=None):
-        """Projected keys and values of x, (B, S, K, H) each: of a source, they are made once.
+        """Projected keys and values of x, (B, K, S, H) each: of a source, they are made once.
 
         positions: (S,) or (B, S) for rotary; None = 0, 1, 2, ...
         """
         heads = self.num_key_value_heads
         keys = self._heads(self.key(x), heads, self.key_norm, positions)
-        return KeysValues(keys, ops.reshape(self.value(x), ops.shape(keys)))
+        values = ops.reshape(self.value(x), (*ops.shape(x)[:2], heads, self.head_dim))
+        return KeysValues(keys, swapped(values))
 
     def _heads(self, x, heads, norm=None, positions=None):
-        """(B, T, heads · H) → (B, T, heads, H), normalised and turned where that is asked for."""
+        """(B, T, heads · H) → (B, heads, T, H), normalised and turned where that is asked for."""
         x = ops.reshape(x, (*ops.shape(x)[:2], heads, self.head_dim))
         x = x if norm is None else norm(x)
-        return x if self.rotary is None else self.rotary(x, positions)
+        return swapped(x if self.rotary is None else self.rotary(x, positions))
 
     def _attend(self, query, memory, visible, bias, training, scores_wanted):
-        """(B, T, N, H), and the weights (B, N, T, S) if they are wanted."""
+        """(B, N, T, H), and the weights (B, N, T, S) if they are wanted."""
         if len(visible.shape) == 5:  # block by block
             return self._attend_blocks(query, memory, visible, bias, training), None
         keys, values = (ops.cast(x, query.dtype) for x in memory)
@@ -303,16 +302,19 @@ class MultiHeadAttention(layers.Layer):
             _captured.get()[self.path] = backend.to_numpy(weights)
         weights = ops.cast(weights, query.dtype)
         dropped = self.drop(weights, training=training)
-        return _grouped(dropped, values, transpose=False), weights
+        return _grouped(dropped, values), weights
 
     def _attend_blocks(self, query, memory, visible, bias, training):
         """The same, for a window: fold the row's blocks into the batch, attend, unfold."""
-        length, size, neighbours = ops.shape(query)[1], ops.shape(visible)[2], visible.shape[3]
+        length, size, neighbours = ops.shape(query)[2], ops.shape(visible)[2], visible.shape[3]
         visible = ops.reshape(visible, (-1, 1, size, neighbours * size))
-        query = masks.fold_rows(query, size)
-        memory = KeysValues(*(masks.fold_rows(x, size, neighbours) for x in memory))
-        out, _ = self._attend(query, memory, visible, bias, training, scores_wanted=False)
-        return masks.unfold_rows(out, length)
+
+        def fold(x, beside=1):
+            return swapped(masks.fold_rows(swapped(x), size, beside))
+
+        memory = KeysValues(*(fold(x, neighbours) for x in memory))
+        out, _ = self._attend(fold(query), memory, visible, bias, training, scores_wanted=False)
+        return swapped(masks.unfold_rows(swapped(out), length))
 
 
 def check_numbers(hidden_dim, num_heads, num_key_value_heads, head_dim, window):

@@ -57,7 +57,7 @@ class Pooling(layers.Layer):
         query = ops.broadcast_to(self.query, (ops.shape(x)[0], 1, 1, x.shape[-1]))
         seen = real[:, None, None, :]
         scale = x.shape[-1] ** -0.5
-        return attention_weights(query, x[:, :, None, :], seen, scale=scale)[:, 0, 0]
+        return attention_weights(query, x[:, None], seen, scale=scale)[:, 0, 0]
 
 
 @register
