@@ -25,7 +25,7 @@ from kformer.zoo import presets
 __version__ = "0.1.0"
 
 # Modules are named apart from these functions: importing a module puts its name in here.
-_LATER = {"attention_maps": "explorer", "check": "laws"}
+_LATER = {"attention_maps": "explorer", "check": "laws", "compilations": "models.decoding"}
 
 __all__ = [
     "CausalLM",

@@ -91,19 +91,30 @@ def _jax_attention(query, key, value, visible, bias, scale):
 
 
 def write(cache, new, start):
-    """`cache` (B, K, S, H) with `new` (B, K, T, H) at slots start, start + 1, ...
+    """`cache` (B, K, S, H) with `new` (B, K, T, H) at slots start, start + 1, ..., round and round.
 
     On torch outside of training the cache itself is changed: copying it for every token would
     cost more than the token.
     """
-    new = ops.cast(new, cache.dtype)
+    new, slots = ops.cast(new, cache.dtype), cache.shape[2]
     if BACKEND == "torch":
         if torch.is_grad_enabled():
             cache = cache.clone()
-        slots = torch.arange(new.shape[2], device=cache.device) + start
-        return cache.index_copy_(2, slots, new)
+        places = (torch.arange(new.shape[2], device=cache.device) + start) % slots
+        return cache.index_copy_(2, places, new)
     zero = ops.zeros_like(start)
-    return ops.slice_update(cache, (zero, zero, start, zero), new)
+    for i in range(new.shape[2]):
+        place = (zero, zero, (start + i) % slots, zero)
+        cache = ops.slice_update(cache, place, new[:, :, i : i + 1])
+    return cache
+
+
+def put(row, column, place):
+    """`row` (B, S) with `column` (B, 1) at slot `place`; as in `write`, torch changes it."""
+    column = ops.cast(column, row.dtype)
+    if BACKEND == "torch":
+        return row.index_copy_(1, place.reshape(1).long(), column)
+    return ops.slice_update(row, (ops.zeros_like(place), place), column)
 
 
 def with_dense_gradient(table):
@@ -137,55 +148,91 @@ def recomputed(function, *tensors):
     return function(*tensors)
 
 
-def compiled(function, layer):
+class Compiled:
     """function(layer, *inputs) without gradients, compiled once for each shape of its inputs.
 
     What training changes is seen. After a layer has got other variables it must be made anew.
-    """
-    if BACKEND == "jax":
+    On torch the operations are noted down once, and then called without what is around them:
+    Keras' own calls cost several times as much as the small products of a decoded token.
 
-        def pure(values, *inputs):
+    Args:
+        takes: number of the input whose memory it may take over, where it can be (on JAX).
+    Attributes:
+        count: how often it was compiled, or noted down.
+    """
+
+    def __init__(self, function, layer, takes=None):
+        def counted(*inputs):
+            self.count += 1
+            return function(layer, *inputs)
+
+        def pure(values, *inputs):  # nothing is baked into what is compiled
             mapping = list(zip(layer.variables, values, strict=True))
             with keras.StatelessScope(state_mapping=mapping):
-                return function(layer, *inputs)
+                return counted(*inputs)
 
-        jitted = jax.jit(pure)
-        return lambda *inputs: jitted([v.value for v in layer.variables], *inputs)
-    if BACKEND == "tensorflow":
-        jitted = tf.function(functools.partial(function, layer), jit_compile=True)
-        return lambda *inputs: jitted(*keras.tree.map_structure(_to_tensor, inputs))
+        self.layer, self.function, self.noted, self.count = layer, counted, {}, 0
+        if BACKEND == "jax":
+            self.function = jax.jit(pure, donate_argnums=() if takes is None else (1 + takes,))
+        elif BACKEND == "tensorflow":
+            self.function = tf.function(counted, jit_compile=True)
 
-    def eager(*inputs):
-        with no_gradient():
-            return function(layer, *keras.tree.map_structure(_to_tensor, inputs))
+    def __call__(self, *inputs):
+        if BACKEND == "jax":
+            return self.function([v.value for v in self.layer.variables], *inputs)
+        # Arrays become tensors: as arrays they would be constants of what is compiled.
+        inputs = keras.tree.map_structure(ops.convert_to_tensor, inputs)
+        if BACKEND != "torch":
+            return self.function(*inputs)
+        flat = keras.tree.flatten(inputs)
+        shapes = tuple((x.shape, x.dtype) for x in flat)
+        with torch.no_grad():
+            if shapes not in self.noted:
+                self.noted[shapes] = _note_down(self.function, inputs)
+            operations, structure = self.noted[shapes]
+            return keras.tree.pack_sequence_as(structure, operations(*flat))
 
-    return eager
+
+def _note_down(function, inputs):
+    """The operations of torch that function(*inputs) consists of, from flat inputs to flat
+    outputs, and the structure of the outputs."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    structure = []
+
+    def flat(*tensors):
+        out = function(*keras.tree.pack_sequence_as(inputs, list(tensors)))
+        structure.append(keras.tree.map_structure(lambda _: 0, out))
+        return keras.tree.flatten(out)
+
+    noted = make_fx(flat)(*keras.tree.flatten(inputs))
+    noted.graph.eliminate_dead_code()
+    noted.recompile()
+    return noted, structure[-1]
 
 
-def _to_tensor(x):
-    """Arrays become tensors: as arrays they would be constants of what is compiled."""
-    return ops.convert_to_tensor(x) if isinstance(x, np.ndarray) else x
+def compiles_loops() -> bool:
+    """True where a loop is part of what is compiled; on torch it is Python's."""
+    return BACKEND in ("jax", "tensorflow")
+
+
+def isolated(layer):
+    """A context in which what a layer notes down inside of a compiled loop stays in there."""
+    if BACKEND != "jax":
+        return contextlib.nullcontext()
+    return keras.StatelessScope(state_mapping=[(v, v.value) for v in layer.variables])
 
 
 def inference(function, layer, *inputs):
-    """function(layer, *inputs) without gradients; on JAX compiled as a whole.
-
-    Op by op JAX would compile every single one for every new shape. Weights and states go in as
-    arguments, so that nothing is baked into what is compiled, and states that moved are put back.
-    """
+    """function(layer, *inputs) without gradients; on JAX compiled as a whole, as op by op it would
+    compile every single one for every new shape. States that moved are put back."""
     inputs = keras.tree.map_structure(ops.convert_to_tensor, inputs)
     if BACKEND != "jax":
         with no_gradient():
             return function(layer, *inputs)
-    variables, states = layer.variables, [v for v in layer.variables if not v.trainable]
-
-    def pure(values, inputs):
-        mapping = list(zip(variables, values, strict=True))
-        with keras.StatelessScope(state_mapping=mapping) as scope:
-            out = function(layer, *inputs)
-        return out, [scope.get_current_value(v) for v in states]
-
-    out, moved = jax.jit(pure)([v.value for v in variables], inputs)
+    states = [v for v in layer.variables if not v.trainable]
+    both = Compiled(lambda layer, *x: (function(layer, *x), [v.value for v in states]), layer)
+    out, moved = both(*inputs)
     for variable, value in zip(states, moved, strict=True):
         variable.assign(value)
     return out

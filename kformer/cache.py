@@ -4,7 +4,8 @@
 
 Slots are shared by the rows of a batch: the T new tokens of every row go to slots start,
 start + 1, ...; rows of different lengths differ in their positions and in what the mask lets
-them see. `start` is a tensor, so that one compiled function serves every step.
+them see. `start` is a tensor, so that one compiled function serves every step. A cache with fewer
+slots than tokens is a ring: token n stands in slot n modulo S, in the place of an older one.
 
 Letters: B batch, T new tokens, S slots, K key/value heads, H head width.
 """
@@ -24,10 +25,30 @@ class KeysValues(NamedTuple):
     values: Any
 
     def write(self, keys, values, start):
-        """The cache with T new keys and values from slot `start` on."""
+        """The cache with T new keys and values from slot `start` on; where there is none yet,
+        they are it."""
+        if self.keys is None:
+            return KeysValues(keys, values)
         return KeysValues(
             backend.write(self.keys, keys, start), backend.write(self.values, values, start)
         )
+
+    def resize(self, slots, filled=None):
+        """The cache with so many slots. If that is fewer than were `filled`, the last ones stay,
+        the one with the number n in slot n modulo `slots`."""
+        size = self.keys.shape[2]
+        if slots >= size:
+            more = ((0, 0), (0, 0), (0, slots - size), (0, 0))
+            return KeysValues(*(ops.pad(x, more) for x in self))
+        last = (filled or size) - 1
+        places = [last - (last - slot) % slots for slot in range(slots)]
+        return KeysValues(*(ops.take(x, ops.convert_to_tensor(places), axis=2) for x in self))
+
+    def cast(self, dtype):
+        return KeysValues(*(ops.cast(x, dtype) for x in self))
+
+
+NOTHING = KeysValues(None, None)  # a cache before the first token
 
 
 def empty(batch, slots, heads, width, dtype="float32") -> KeysValues:
@@ -41,9 +62,3 @@ class BlockCache(NamedTuple):
 
     own: KeysValues
     cross: KeysValues | None = None
-
-    def take(self, rows):
-        """The cache whose row i goes on from row rows[i]. Rows that change places are beams of
-        one source: what they keep of it stays where it is."""
-        own = KeysValues(*(ops.take(part, rows, axis=0) for part in self.own))
-        return BlockCache(own, self.cross)

@@ -92,10 +92,12 @@ def texts_of(args):
 
 
 def classify(args):
-    model = load(args, kformer.TextClassifier)
-    texts = texts_of(args)
+    others = sorted(path.name for path in Path(args.run).glob("member*.keras"))
+    models = [load(args, kformer.TextClassifier, name) for name in ("model.keras", *others)]
+    model, texts = models[0], texts_of(args)
     names = model.class_names or [str(i) for i in range(model.num_classes)]
-    for text, row in zip(texts, model.classify(texts), strict=True):
+    chances = sum(one.classify(texts) for one in models) / len(models)
+    for text, row in zip(texts, chances, strict=True):
         best = sorted(zip(row, names, strict=True), reverse=True)[: args.top]
         print("\t".join([*(f"{name} {chance:.3f}" for chance, name in best), text]), flush=True)
 

@@ -83,6 +83,16 @@ def at(tokens, start, length):
     return Tokens(*(None if x is None else ops.take(x, places, axis=1) for x in tokens))
 
 
+def ring(tokens, last, size):
+    """The description of what stands in the slots of a ring, token n in slot n modulo `size`,
+    after token number `last`, which may be a tensor, has been written."""
+    order = last - (last - ops.arange(size, dtype="int32")) % size
+    there, order = order >= 0, ops.maximum(order, 0)
+    real, positions = (ops.take(x, order, axis=1) for x in (tokens.real, tokens.positions))
+    order = ops.broadcast_to(order, ops.shape(real))
+    return Tokens(ops.logical_and(real, there), order, positions)
+
+
 def visible(query, key, causal=False, window=None):
     """(B, 1, T, S): True where a query may see a key.
 
@@ -90,6 +100,8 @@ def visible(query, key, causal=False, window=None):
     places away; and in the same document (segments).
     """
     seen = key.real[:, None, :]
+    if not causal and window is None:
+        return across(query, key, seen)
     distance = query.order[:, :, None] - key.order[:, None, :]
     if causal:
         earlier = distance >= 0

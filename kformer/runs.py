@@ -145,7 +145,8 @@ class Run:
         """Keras' fit with a progress bar, a history file, limits and checkpoints. The model is
         saved at once: nothing that comes after can lose it.
 
-        stage: name of a training before the main one, which has files of its own and no limits.
+        stage: name of a training beside the main one, which has files of its own; with epochs of
+            its own, too, it has no limits.
         """
         prefix = f"{stage}_" if stage else ""
         checkpoint = Checkpoint(self.folder / f"{prefix}checkpoints", self.args.every)
@@ -153,7 +154,8 @@ class Run:
         def clock():
             return checkpoint.seconds
 
-        limits = {} if stage else dict(steps=self.args.steps, minutes=self.args.minutes)
+        limits = dict(steps=self.args.steps, minutes=self.args.minutes)
+        limits = {} if "epochs" in kwargs else limits
         kept = [
             Limit(**limits, clock=clock),
             *callbacks,  # they may add to the logs

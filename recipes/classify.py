@@ -19,6 +19,7 @@ import numpy as np
 
 import kformer
 from kformer import runs
+from kformer.config import check_whole
 from kformer.data.batches import label_ids
 from kformer.text import corpora
 
@@ -32,14 +33,20 @@ def parse_arguments():
     add("--vocabulary-size", type=int, default=4000, help="of the BPE, at most")
     add("--pooling", choices=("mean", "attention", "first", "last"), default="mean",
         help="how a text's hidden states become one vector")  # fmt: skip
-    add("--batch-tokens", type=int, default=1024, help="slots in a batch")
+    add("--batch-size", type=int, default=64, help="texts in a batch")
     add("--hide", type=float, default=0.1, help="share of tokens hidden from it in training")
-    add("--split", type=float, default=0.0, help="chance that a token is split in two in training")
+    add("--split", type=float, default=0.1, help="BPE dropout: the chance that a join of two "
+        "tokens is left out in training, so that words come in many spellings")  # fmt: skip
     add("--label-smoothing", type=float, default=0.1, help="share of the target for all classes")
     add("--average", type=float, default=0.99, help="the end has averages of the weights, with "
         "this much of the old ones at each step; 0 = the last weights")  # fmt: skip
     add("--pretrain", type=int, default=0, help="epochs of guessing hidden tokens before that")
-    return parser.parse_args()
+    add(
+        "--members", type=int, default=1, help="models that are trained, whose answers are averaged"
+    )
+    args = parser.parse_args()
+    check_whole(1, **{"--members": args.members, "--batch-size": args.batch_size})
+    return args
 
 
 def make_optimizer(run, args, steps, average=0.0):
@@ -50,16 +57,17 @@ def make_optimizer(run, args, steps, average=0.0):
     return optimizer
 
 
-def pretrain(run, model, texts, args):
-    """Masked-language modelling on the same texts, for the encoder that then learns to classify."""
-    masked = kformer.MaskedLM(model.config, tokenizer=model.tokenizer)
-    given = dict(rate=0.2, max_length=model.config.max_length, split=args.split, seed=args.seed)
-    data = kformer.data.MaskedLMData(texts, model.tokenizer, 2 * args.batch_tokens, **given)
+def pretrain(run, models, texts, args):
+    """Masked-language modelling on the same texts, for the encoders that then learn to classify."""
+    config, tokenizer = models[0].config, models[0].tokenizer
+    masked = kformer.MaskedLM(config, tokenizer=tokenizer)
+    given = dict(rate=0.2, max_length=config.max_length, split=args.split, seed=args.seed)
+    data = kformer.data.MaskedLMData(texts, tokenizer, 2048, **given)
     masked.compile(make_optimizer(run, args, args.pretrain * data.num_batches))
     run.fit(masked, data, stage="pretraining", epochs=args.pretrain)
     learned = {weight.path: weight for weight in masked.backbone.weights}
-    for weight in model.backbone.weights:  # a pooler, if there is one, has nothing to learn from
-        if weight.path in learned:
+    for weight in [weight for model in models for weight in model.backbone.weights]:
+        if weight.path in learned:  # a pooler, if there is one, has nothing to learn from
             weight.assign(learned[weight.path])
 
 
@@ -120,23 +128,30 @@ def main():
 
     def make(name, **options):
         return kformer.data.ClassificationData(
-            texts[name], labels[name], tokenizer, args.batch_tokens, class_names=names,
-            max_length=config.max_length, **options,
+            texts[name], labels[name], tokenizer, 8192, batch_size=args.batch_size,
+            class_names=names, max_length=config.max_length, **options,
         )  # fmt: skip
 
-    data = make("train", hide=args.hide, split=args.split, seed=args.seed)
     validation = make("val", shuffle=False)
-    print(f"{len(data.labels):,} texts, {len(names)} classes; {runs.described(data)}")
-
-    model = kformer.TextClassifier(config, len(names), args.pooling, names, tokenizer)
+    models = [
+        kformer.TextClassifier(config, len(names), args.pooling, names, tokenizer)
+        for _ in range(args.members)
+    ]
     if args.pretrain:
-        pretrain(run, model, texts["train"], args)
-    loss = kformer.losses.TokenCrossentropy(args.label_smoothing)
-    model.compile(make_optimizer(run, args, run.total_steps(data), args.average), loss)
-    run.fit(model, data, validation_data=validation)
+        pretrain(run, models, texts["train"], args)
+    for number, model in enumerate(models, 1):
+        data = make("train", hide=args.hide, split=args.split, seed=args.seed + number - 1)
+        if number == 1:
+            print(f"{len(data.labels):,} texts, {len(names)} classes; {runs.described(data)}")
+        loss = kformer.losses.TokenCrossentropy(args.label_smoothing)
+        model.compile(make_optimizer(run, args, run.total_steps(data), args.average), loss)
+        stage = f"member{number}" if number > 1 else ""
+        run.fit(model, data, stage=stage, validation_data=validation)
+    model = models[0]
 
     truth = label_ids(labels["test"], names)
-    found = model.classify(texts["test"]).argmax(axis=-1)
+    chances = np.mean([one.classify(texts["test"]) for one in models], axis=0)
+    found = chances.argmax(axis=-1)
     metrics = {
         "test_accuracy": float((found == truth).mean()),
         "macro_f1": macro_f1(truth, found, len(names)),

@@ -21,8 +21,9 @@ import numpy as np
 import kformer
 from kformer import layers as parts
 from kformer import runs
+from kformer.backend import put
 from kformer.explorer import draw
-from kformer.generation import search
+from kformer.generation import asking, loop
 from kformer.text import corpora
 from kformer.training.callbacks import TranslationScore, translation_scores
 
@@ -101,26 +102,40 @@ def make_recurrent(config, attention):
 
 
 class Whole:
-    """A model of source and target for the decoding loop: every token reads all before it."""
+    """A model of source and target without a cache, for the decoding loop: every token reads all
+    before it."""
 
-    def __init__(self, model, config):
-        self.model, self.config = model, config
+    has_source = True
 
-    def begin(self, rows, room):
-        source = keras.utils.pad_sequences(rows, padding="post", value=self.config.pad_id)
-        return self.look(source, np.full((len(rows), 1), self.config.bos_id))
+    def __init__(self, model, config, tokenizer):
+        self.model, self.config, self.writer = model, config, tokenizer
+        self.variables, self.functions = model.variables, loop.Functions(self)
 
-    def advance(self, state, ids, parents):
-        source, target = (part if parents is None else part[parents] for part in state)
-        return self.look(source, np.concatenate([target, np.asarray(ids)[:, None]], axis=1))
+    def begin(self, prompt, slots, dtype):
+        target = self.grow(prompt["ids"], slots)
+        logits = self.model({"source": prompt["source"], "target": target})
+        return logits[:, prompt["ids"].shape[1] - 1], target, prompt["source"]
 
-    def look(self, source, target):
-        last = target.shape[1] - 1
-        padded = np.pad(target, ((0, 0), (0, -target.shape[1] % 16)))  # few shapes to compile
-        logits = self.model.predict_on_batch({"source": source, "target": padded})[:, last]
-        logits -= logits.max(axis=-1, keepdims=True)
-        log_probs = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
-        return log_probs, (source, target)
+    def advance(self, ids, start, tokens, memory, shared):
+        target = put(memory, ids, start)
+        source = keras.ops.repeat(shared, len(ids) // len(shared), axis=0)  # one for all its beams
+        logits = self.model({"source": source, "target": target})
+        return keras.ops.take(logits, start, axis=1), target
+
+    def grow(self, memory, slots):
+        return keras.ops.pad(memory, ((0, 0), (0, slots - memory.shape[1])))
+
+    def generate(self, rows, length, beams, size=32):
+        request, out = asking.Request(self, length, num_beams=beams), []
+        bos = np.full((size, 1), self.config.bos_id, "int32")
+        for first in range(0, len(rows), size):
+            some = rows[first : first + size]
+            source = keras.utils.pad_sequences(some + [[0]] * (size - len(some)), padding="post")
+            source = np.pad(source, ((0, 0), (0, -source.shape[1] % 16)))  # few shapes to compile
+            prompt = {"ids": bos, "real": bos >= 0, "source": source}
+            found = request.run(prompt, range(size), size)
+            out += [best[0].ids for best in found[: len(some)]]
+        return self.writer.decode(out)
 
 
 def room_for(rows, config):
@@ -130,15 +145,11 @@ def room_for(rows, config):
 
 
 def translate(model, config, tokenizers, texts, beams):
-    rows, out = tokenizers[0].encode(texts, eos=True), []
+    rows = tokenizers[0].encode(texts, eos=True)
     length = room_for(rows, config)
     if isinstance(model, kformer.Seq2SeqLM):
         return model.generate(texts, length, num_beams=beams)
-    for first in range(0, len(rows), 32):
-        batch = rows[first : first + 32]
-        found = search.beam(Whole(model, config), batch, length, [config.eos_id], beams, 0.6)
-        out += [tokenizers[1].decode(best[0].ids) for best in found]
-    return out
+    return Whole(model, config, tokenizers[1]).generate(rows, length, beams)
 
 
 def make_optimizer(run, args, steps):

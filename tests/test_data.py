@@ -20,6 +20,7 @@ from kformer.data import (
 )
 from kformer.data.batches import label_ids
 from kformer.data.ragged import CHUNK, Ragged, best_fit, bucket_edges, pad_rows
+from kformer.data.spelling import Spellings
 from kformer.models import feeding
 from kformer.text.foreign import adapt
 
@@ -726,11 +727,9 @@ def test_split_tokens_spell_the_same_text(kind):
     """Tokens come apart, differently in every epoch; the text, and the labels, stay theirs."""
     given = sentences()
     tokenizer = kformer.Tokenizer.train(given, 300, mask=True)
-    halves = tokenizer.halves()
-    assert len(halves) == 300 - 5 - 256
-    assert all(
-        tokenizer.decode([whole]) == tokenizer.decode(pair) for whole, pair in halves.items()
-    )
+    joins = tokenizer.joins()
+    assert list(joins.values()) == list(range(5 + 256, 300))  # in the order of the ids
+    assert all(tokenizer.decode([new]) == tokenizer.decode(pair) for pair, new in joins.items())
 
     def make(split):
         kwargs = dict(batch_tokens=256, split=split, seed=5)
@@ -755,10 +754,10 @@ def test_split_tokens_spell_the_same_text(kind):
         return [out[i] for i in range(60)], tokens
 
     _, plain = spelled(make(0.0), 0)
-    data = make(0.3)
+    data = make(0.1)
     (first, some), (second, other) = spelled(data, 0), spelled(data, 1)
     assert first == second == given
-    assert 1.1 * plain < some < 2 * plain and some != other
+    assert 1.05 * plain < some < 1.4 * plain and some != other
     assert spelled(data, 0) == (first, some)
     assert len(data.shapes()) <= 8
 
@@ -769,7 +768,19 @@ def test_split_needs_a_bpe():
     with pytest.raises(ValueError, match=r"split=0.1 needs a tokenizer that joins tokens \(bpe\)"):
         classification(split=0.1)
     words = kformer.Tokenizer.train(sentences(), 300, "wordpiece")
-    assert words.halves() == {}
+    assert words.joins() == {}
+
+
+def test_spellings():
+    """Without dropout a token is spelled by itself, with full dropout by its letters."""
+    tokenizer = kformer.Tokenizer.train(sentences(), 300)
+    for text in sentences(5):
+        row = np.array(tokenizer.encode(text))
+        for rate, expected in ((0.0, len(row)), (1.0, len(text))):
+            spelled = Spellings(tokenizer, rate, seed=0).spell(row, 99, np.random.default_rng(0))
+            assert len(spelled) == expected and tokenizer.decode(spelled) == text
+        spelled = Spellings(tokenizer, 0.5, seed=0).spell(row, 2, np.random.default_rng(0))
+        assert len(row) <= len(spelled) <= len(row) + 2 and tokenizer.decode(spelled) == text
 
 
 def uneven_pairs(number=60):

@@ -69,7 +69,7 @@ def finished(tmp_path_factory):
     (folder / "text.txt").write_text("To be, or not to be, that is the question.\n" * 60)
     few = ["--epochs", 2, *SMALL]
     made = {
-        "classify": ["--data", labels, "--vocabulary-size", 300, "--pretrain", 1],
+        "classify": ["--data", labels, "--vocabulary-size", 300, "--pretrain", 1, "--members", 2],
         "translate": ["--data", pairs, "--vocabulary-size", 300, "--beams", 2],
         "language_model": ["--data", folder / "text.txt", "--kind", "char", "--no-pack",
                            "--length", 32, "--batch-size", 4],

@@ -10,7 +10,8 @@ import numpy as np
 
 from kformer.config import check_whole
 from kformer.data.base import IGNORED, Data
-from kformer.data.ragged import Ragged, Store, bucket_edges, chunks, pad_rows, split_tokens
+from kformer.data.ragged import Ragged, Store, bucket_edges, chunks, pad_rows
+from kformer.data.spelling import Spellings
 from kformer.text.foreign import adapt
 
 
@@ -26,19 +27,25 @@ class BucketedData(Data):
         tokenizers: one per side.
         batch_tokens: slots in a batch, B · T of its longer side.
         buckets: at most so many shapes.
-        split: the chance that a token of a BPE becomes the two tokens it was joined from, others
-            in every epoch. A model then sees a word in many spellings, and learns what rare ones
-            have in common with frequent ones.
+        batch_size: rows in a batch at the most. Where every row counts the same, short ones would
+            have little weight if very many of them shared a batch.
+        split: BPE dropout: the chance that a join of the BPE is left out, others in every epoch.
+            A model then sees a word in many spellings, and learns what it shares with others.
     """
 
-    def __init__(self, sides, tokenizers, batch_tokens, buckets, split, **kwargs):
+    def __init__(self, sides, tokenizers, batch_tokens, buckets, split, batch_size=None, **kwargs):
         super().__init__(**kwargs)
         check_whole(1, batch_tokens=batch_tokens, buckets=buckets)
+        check_whole(1, batch_size=batch_tokens if batch_size is None else batch_size)
         if len(sides[0]) == 0:
             raise ValueError("data must have at least one row, got none")
         self.sides, self.batch_tokens = sides, batch_tokens
-        self.split, self.halves = split, [halves_of(one, split) for one in tokenizers]
-        lengths = [np.ceil((1.0 + split) * side.lengths).astype("int64") for side in sides]
+        if not 0.0 <= split < 1.0:
+            raise ValueError(f"split must be in [0, 1), got {split!r}")
+        self.split = split
+        self.spellings = [Spellings(one, split, self.seed) for one in tokenizers if split]
+        # At a rate of 0.1 rows grow by a quarter or so; what has no room is not split.
+        lengths = [np.ceil((1.0 + 3.0 * split) * side.lengths).astype("int64") for side in sides]
         longest = np.maximum(np.max(lengths, axis=0), 1)
         edges = bucket_edges(longest, buckets)
         if batch_tokens < edges[-1]:
@@ -50,6 +57,7 @@ class BucketedData(Data):
         self.widths = [[max(4, -(-int(w) // 4) * 4) for w in pair] for pair in widths]
         sizes = [batch_tokens // max(widths) for widths in self.widths]
         sizes = [size // 8 * 8 if size > 8 else size for size in sizes]
+        sizes = [min(size, batch_size or size) for size in sizes]
         # No batch is larger than the number of rows that could be in it.
         counts = np.searchsorted(np.sort(longest), edges, side="right").tolist()
         self.sizes = [min(pair) for pair in zip(sizes, counts, strict=True)]
@@ -98,8 +106,8 @@ class BucketedData(Data):
         bucket, rows = item
         found, width = [self.sides[side][i] for i in rows], self.widths[bucket][side]
         if self.split:
-            how = self.halves[side], self.split
-            found = [split_tokens(row, *how, width - len(row), random) for row in found]
+            spell = self.spellings[side].spell
+            found = [spell(row, width - len(row), random) for row in found]
         lengths = np.zeros(self.sizes[bucket], "int64")
         lengths[: len(rows)] = [len(row) for row in found]
         return pad_rows(found, width, tokenizer.pad_id or 0, len(lengths)), lengths
@@ -110,16 +118,6 @@ def model_inputs(ids, lengths, tokenizer):
     if tokenizer.pad_id is not None:
         return ids
     return {"ids": ids, "padding_mask": np.arange(ids.shape[1]) < lengths[:, None]}
-
-
-def halves_of(tokenizer, split):
-    """What the tokens of a tokenizer were joined from."""
-    if not 0.0 <= split < 1.0:
-        raise ValueError(f"split must be in [0, 1), got {split!r}")
-    halves = tokenizer.halves() if split and hasattr(tokenizer, "halves") else {}
-    if split and not halves:
-        raise ValueError(f"split={split} needs a tokenizer that joins tokens (bpe), got another")
-    return halves
 
 
 class ClassificationData(BucketedData):
@@ -136,7 +134,7 @@ class ClassificationData(BucketedData):
         hide: that share of the tokens is hidden, others in every epoch: the mask token, or where
             there is none the unknown one, takes their place. A model then learns not to rely on
             any single word.
-        split: see `BucketedData`.
+        split, batch_size: see `BucketedData`.
         seed, shuffle, prefetch, workers: see `Data`.
     """
 

@@ -86,20 +86,6 @@ class Store:
             return Ragged(np.memmap(self.file, self.dtype, "r"), self.lengths)
 
 
-def split_tokens(row, halves, rate, room, random):
-    """The row with BPE undone in places: with a chance of `rate` a token becomes the two that it
-    was joined from, and so may these; at most `room` times."""
-    out, waiting = [], row[::-1].tolist()
-    while waiting:
-        token = waiting.pop()
-        if room > 0 and token in halves and random.random() < rate:
-            waiting += halves[token][::-1]
-            room -= 1
-        else:
-            out.append(token)
-    return out
-
-
 def pad_rows(rows, length, pad_id, number=None):
     """(number, length) int32, filled with pad_id on the right and below."""
     out = np.full((number or len(rows), length), pad_id, "int32")

@@ -78,6 +78,15 @@ def swapped(x):
     return ops.transpose(x, (0, 2, 1, 3))
 
 
+def side_by_side(query, memory):
+    """Rows that share a row of keys and values, the beams of one source, become queries beside
+    each other: (B · beams, N, 1, H) → (B, N, beams, H). Others stay as they are."""
+    rows, sources = query.shape[0], memory.keys.shape[0]
+    if rows == sources or rows is None or sources is None:
+        return query
+    return swapped(ops.reshape(query, (sources, rows // sources, *query.shape[1::2])))
+
+
 class Sight(NamedTuple):
     """All that attention needs to know of where its queries stand and what they may see."""
 
@@ -177,8 +186,8 @@ class MultiHeadAttention(layers.Layer):
         self.head_dim = head_dim or hidden_dim // num_heads
         self.causal, self.window, self.softcap, self.sinks = causal, window, softcap, sinks
         self.scale = self.head_dim**-0.5 if scale is None else scale
-        self.rate = dropout
-        self.supports_masking = True
+        self.rate, self.supports_masking = dropout, True
+        self.autocast = False  # a cache keeps its precision; what is computed with is cast below
         dtype = child_policy(self)
         keys_width = self.num_key_value_heads * self.head_dim
 
@@ -235,6 +244,9 @@ class MultiHeadAttention(layers.Layer):
         x_mask=None,
         context_mask=None,
     ):
+        x = ops.cast(x, self.compute_dtype)
+        if context is not None and not isinstance(context, KeysValues):
+            context = ops.cast(context, self.compute_dtype)
         if visible is None:
             refuse_cache(cache)
             dense = return_attention_scores or bias is not None or attention_mask is not None
@@ -257,8 +269,8 @@ class MultiHeadAttention(layers.Layer):
             memory = self.keys_values(context, context_positions)
         if cache is not None:
             memory = cache = cache.write(*memory, start)
-        scores_wanted = return_attention_scores or capturing()
-        out, scores = self._attend(query, memory, visible, bias, training, scores_wanted)
+        given = side_by_side(query, memory), memory, visible, bias, training
+        out, scores = self._attend(*given, return_attention_scores or capturing())
         out = ops.reshape(swapped(out), (*ops.shape(x)[:2], self.num_heads * self.head_dim))
         out = self.output_projection(out)
         extra = ([scores] if return_attention_scores else []) + ([] if cache is None else [cache])

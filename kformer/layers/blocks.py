@@ -9,7 +9,7 @@ x ──┬─ norm ─ self-attention ─┐   the same with causal self-attent
     └────────── + ────────────┘
 """
 
-from keras import layers
+from keras import layers, ops
 
 from kformer import masks
 from kformer.cache import BlockCache
@@ -59,6 +59,7 @@ class Block(Configured, layers.Layer):
         config, dtype = self.config, child_policy(self)
         self.window = config.window_of(layer)
         self.supports_masking = True
+        self.autocast = False  # as in `MultiHeadAttention`
         self.bias = None if shared_bias else position_bias(config, self.causal, dtype)
 
         def add_norm(name):
@@ -103,6 +104,7 @@ class Block(Configured, layers.Layer):
         x_mask=None,
         memory_mask=None,
     ):
+        x = ops.cast(x, self.compute_dtype)
         if sight is None:
             refuse_cache(cache)
             mask = mask if x_mask is None else x_mask

@@ -123,8 +123,8 @@ class MixtureOfExperts(layers.Layer):
 
     def dense(self, x, gates, chosen):
         """Every expert on every token: the sum is exact, nothing can be dropped."""
-        choices = ops.one_hot(chosen, self.num_experts, dtype="float32")
-        combine = ops.sum(choices * gates[..., None], axis=1)  # (M, E)
+        choices = chosen[..., None] == ops.arange(self.num_experts, dtype=chosen.dtype)
+        combine = ops.sum(ops.where(choices, gates[..., None], 0.0), axis=1)  # (M, E)
         out = self.experts(x[None])
         return ops.einsum("me,emd->md", ops.cast(combine, out.dtype), out)
 

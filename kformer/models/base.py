@@ -32,6 +32,7 @@ class Transformer(Configured, keras.Model):
 
     def __init__(self, config, tokenizer=None, remat=None, **kwargs):
         super().__init__(**kwargs)
+        self.autocast = False  # a cache keeps its precision; layers cast what they compute with
         if remat not in (None, "block"):
             raise ValueError(f"remat must be None or 'block', got {remat!r}")
         self.remember(config, remat=remat)
@@ -96,8 +97,12 @@ class Transformer(Configured, keras.Model):
         """function(self, *inputs) without gradients, compiled once for each shape of inputs."""
         name = function.__name__
         if name not in self._functions:
-            self._functions[name] = backend.compiled(function, self)
+            self._functions[name] = backend.Compiled(function, self)
         return self._functions[name](*inputs)
+
+    def quantize(self, *args, **kwargs):
+        super().quantize(*args, **kwargs)
+        self._functions.clear()  # they know other weights
 
     def summary(self, *args, expand_nested=True, **kwargs):
         """Keras' summary, down to the blocks."""

@@ -1,94 +1,82 @@
-"""Language models that write: `generate`, on top of the decoding loop.
+"""Language models that write: `generate` and `stream`, on top of the decoding loop.
 
 One forward serves training and decoding: the stack that trains is called with a cache here.
-Letters: B rows, P prompt slots, S slots in all, V ids.
+Letters: R rows, P prompt slots, S slots in all, V ids.
 """
 
-from typing import Any, NamedTuple
-
-import numpy as np
 from keras import ops
 
-from kformer import backend, cache, masks
-from kformer.config import check_whole
-from kformer.generation import search
+from kformer import masks
+from kformer.cache import NOTHING, BlockCache
+from kformer.generation import asking, loop
+from kformer.models.base import checked_before
 from kformer.models.inputs import align, in_batches, to_rows, up_to_bucket
 
 
-class State(NamedTuple):
-    """Where decoding stands: what `advance` needs to go on."""
-
-    caches: Any  # a BlockCache per block
-    real: Any  # (B, S), False = padding in front of the prompt
-    next: int  # slot of the next token
-    source_real: Any = None  # (B, source tokens)
-
-
-def next_log_probs(model, ids, caches, real, start, source_real, parents=None):
-    """log p of the token after `ids` (B, T), which go to the slots from `start` on, and the new
-    caches. parents: (B,), the row of the caches that each row continues."""
-    if parents is not None:
-        caches = [one.take(parents) for one in caches]
-    source = None if source_real is None else masks.describe(source_real)
-    slots = masks.describe(real)
-    given = dict(cache=caches, start=start, slots=slots, memory_tokens=source)
-    hidden, caches = model.decoder(ids, **given)
-    logits = ops.cast(model.head_logits(hidden[:, -1:], None, False)[:, 0], "float32")
-    log_probs = ops.log_softmax(logits, axis=-1)
-    if model.config.pad_id is not None:  # padding is nothing that could be written
-        is_pad = ops.arange(logits.shape[-1]) == model.config.pad_id
-        log_probs = ops.where(is_pad, -float("inf"), log_probs)
-    return log_probs, caches
-
-
-def encode_source(model, ids, real):
-    """The encoder's output as keys and values of every block of the decoder: made once."""
-    memory = model.backbone.encoder({"ids": ids, "padding_mask": real})
-    return [block.cross_attention.keys_values(memory) for block in model.decoder.blocks]
+def compilations(model):
+    """How often decoding was compiled: {"prefill": n, "decode": n}. On torch, where nothing is
+    compiled, for how many shapes the operations were noted down."""
+    return model.functions.counts()
 
 
 class Generates:
     """What `CausalLM` and `Seq2SeqLM` share: text in, its continuation (or translation) out."""
 
     def generate(
-        self,
-        prompts,
-        max_new_tokens=64,
-        *,
-        temperature=0.0,
-        top_k=None,
-        top_p=None,
-        num_beams=1,
-        length_penalty=0.6,
-        seed=None,
-        batch_size=32,
-    ):
+        self, prompts, max_new_tokens=64, *, temperature=0.0, top_k=None, top_p=None, min_p=None,
+        repetition_penalty=None, num_beams=1, length_penalty=0.6, num_return_sequences=1,
+        min_new_tokens=0, no_repeat_ngram=0, stop=None, seed=None, cache_dtype=None,
+        return_scores=False, batch_size=32,
+    ):  # fmt: skip
         """Continuations of prompts, or translations of sources, in the kind that came in.
 
         Args:
             prompts: a string, a list of strings, lists of ids, or an array padded with pad_id.
-            max_new_tokens: at most so many; `config.eos_id` ends a row before.
-            temperature: 0 = always the likeliest token.
-            top_k, top_p: draw from the k likeliest, or from those that together reach p.
+            max_new_tokens: at most so many; `config.eos_id` or a `stop` ends a row before.
+            temperature: 0 = always the likeliest token. This and the next four may be lists, with
+                a number for each prompt.
+            top_k, top_p, min_p: draw from the k likeliest; from the likeliest that together reach
+                p; from those at least p times as likely as the likeliest.
+            repetition_penalty: above 1, what has occurred becomes less likely.
             num_beams: how many continuations are followed at a time.
-            length_penalty: α; scores are divided by ((5 + n) / 6)^α.
+            length_penalty: α; scores of beams are divided by ((5 + n) / 6)^α, n new tokens.
+            num_return_sequences: so many for each prompt; of beams the best ones.
+            min_new_tokens: no stop before so many.
+            no_repeat_ngram: no so many tokens in a row twice; 0 = they may.
+            stop: ids or strings that end a row, one or a list.
             seed: of the draws.
+            cache_dtype: "float32", "bfloat16" or "float16"; None = what the model computes in.
+            return_scores: also the log-probabilities of the tokens, stops included, and a score
+                for each continuation.
             batch_size: rows that are decoded together, shortest first.
         """
-        check_numbers(max_new_tokens, temperature, top_k, top_p, num_beams, length_penalty)
+        given = locals()
+        options = {name: given[name] for name in asking.DEFAULTS}
+        request = asking.Request(self, max_new_tokens, **options)
         rows = self.prompt_rows(prompts)
-        check_room(self, rows, max_new_tokens)
-        stops = [] if self.config.eos_id is None else [self.config.eos_id]
-        random, out = np.random.default_rng(seed), [None] * len(rows)
+        asking.check_room(self, rows, max_new_tokens)
+        found = [None] * len(rows)
         for numbers, batch in in_batches(rows, batch_size):
-            if num_beams > 1:
-                found = search.beam(self, batch, max_new_tokens, stops, num_beams, length_penalty)
-            else:
-                draws = temperature, top_k, top_p, random
-                found = search.sample(self, batch, max_new_tokens, stops, *draws)
-            for number, best in zip(numbers, found, strict=False):
-                out[number] = best[0].ids
-        return self.as_given(prompts, out)
+            results = request.run(self.prepared(batch), numbers, len(rows))
+            for number, result in zip(numbers, results, strict=False):
+                found[number] = result
+        return request.answer(prompts, found)
+
+    def stream(self, prompt, max_new_tokens=64, **options):
+        """The continuation of one prompt, piece by piece as it is made: texts if the prompt is
+        one, else lists of ids. options: those of `generate`, beams and several sequences apart."""
+        request = asking.Request(self, max_new_tokens, **options)
+        request.check_stream()
+        rows = self.prompt_rows([prompt])
+        asking.check_room(self, rows, max_new_tokens)
+        return request.pieces(self.prepared(rows), isinstance(prompt, str))
+
+    @property
+    def functions(self):
+        """What is compiled for decoding."""
+        if "decoding" not in self._functions:
+            self._functions["decoding"] = loop.Functions(self)
+        return self._functions["decoding"]
 
     @property
     def writer(self):
@@ -102,68 +90,38 @@ class Generates:
             return [[i for i in row if i != self.config.pad_id] for row in rows]
         return rows
 
-    def as_given(self, prompts, rows):
-        """Ids in the kind that came in: a text, texts, lists or an array."""
-        if isinstance(prompts, str):
-            return self.writer.decode(rows)[0]
-        if hasattr(prompts, "shape"):
-            return align(rows, max(map(len, rows), default=0), self.config.pad_id)[0]
-        if len(prompts) and isinstance(prompts[0], str):
-            return self.writer.decode(rows)
-        return rows
-
-    # What the decoding loop asks for.
-
-    def begin_with(self, rows, room, cross=None, source_real=None):
-        """The prompts go through the stack at once, into an empty cache with room for more."""
-        length = up_to_bucket(max(map(len, rows)))
-        slots = up_to_bucket(length + room)
+    def prepared(self, rows):
+        """Prompts as arrays that end together, for `begin`."""
+        longest = max(map(len, rows))
+        length = 1 if longest == 1 else up_to_bucket(longest)
         ids, real = align(rows, length, self.config.pad_id, right=True)
-        real = np.concatenate([real, np.ones((len(rows), slots - length), bool)], axis=1)
-        heads = self.config.key_value_heads, self.config.head_width
-        empty = [
-            cache.BlockCache(cache.empty(len(rows), slots, *heads, dtype=self.compute_dtype), keys)
-            for keys in cross or [None] * len(self.decoder.blocks)
-        ]
-        state = State(empty, real, 0, source_real)
-        return self.take_step(state, ids, None)
+        return {"ids": ids, "real": real}
 
-    def advance(self, state, ids, parents=None):
-        return self.take_step(state, np.asarray(ids, "int32")[:, None], parents)
+    # What the decoding loop asks for: see `loop.Writer`.
 
-    def take_step(self, state, ids, parents):
-        """Beams that change places are of one row: only their own caches move with them."""
-        start = np.asarray(state.next, "int32")
-        parents = None if parents is None else np.asarray(parents, "int32")
-        given = ids, state.caches, state.real, start, state.source_real, parents
-        log_probs, caches = self.run_compiled(next_log_probs, *given)
-        state = state._replace(caches=caches, next=state.next + ids.shape[1])
-        return backend.to_numpy(log_probs), state
+    def begin(self, prompt, slots, dtype, cross=None, memory_tokens=None):
+        """The prompts go through the stack at once; only their last states get logits."""
+        caches = [BlockCache(NOTHING, keys) for keys in cross or [None] * len(self.decoder.blocks)]
+        inputs = {"ids": prompt["ids"], "padding_mask": prompt["real"]}
+        with checked_before():
+            hidden, caches = self.decoder(inputs, cache=caches, memory_tokens=memory_tokens)
+        filled, dtype = prompt["ids"].shape[1], dtype or self.compute_dtype
+        own = [cache.own.cast(dtype) for cache in caches]
+        return self.last_logits(hidden), self.grow(own, slots, filled), ()
 
+    def advance(self, ids, start, tokens, memory, shared):
+        cross, source_real = shared or ([None] * len(memory), None)
+        caches = [BlockCache(*pair) for pair in zip(memory, cross, strict=True)]
+        source = None if source_real is None else masks.describe(source_real)
+        given = dict(cache=caches, start=start, slots=tokens, memory_tokens=source)
+        with checked_before():
+            hidden, caches = self.decoder(ids, **given)
+        return self.last_logits(hidden), [cache.own for cache in caches]
 
-def check_numbers(max_new_tokens, temperature, top_k, top_p, num_beams, length_penalty):
-    def need(holds, rule, got):
-        if not holds:
-            raise ValueError(f"{rule}, got {got!r}")
+    def grow(self, memory, slots, filled=None):
+        """Windowed blocks keep no more slots than their window is wide."""
+        sizes = [min(slots, block.window or slots) for block in self.decoder.blocks]
+        return [one.resize(size, filled) for one, size in zip(memory, sizes, strict=True)]
 
-    given = dict(max_new_tokens=max_new_tokens, num_beams=num_beams, top_k=top_k)
-    check_whole(1, **{name: value for name, value in given.items() if value is not None})
-    need(0.0 <= temperature < np.inf, "temperature must be in [0, inf)", temperature)
-    need(top_p is None or 0.0 < top_p <= 1.0, "top_p must be in (0, 1]", top_p)
-    need(0.0 <= length_penalty < np.inf, "length_penalty must be in [0, inf)", length_penalty)
-    need(num_beams == 1 or not temperature, "beams need temperature=0", temperature)
-
-
-def check_room(model, rows, new):
-    """Prompts must have a token, of the vocabulary, and fit into a table of positions."""
-    config, size = model.config, model.config.vocabulary_size
-    for number, row in enumerate(rows):
-        if not row:
-            raise ValueError(f"a prompt must have at least one token, got none as prompt {number}")
-        if min(row) < 0 or max(row) >= size:
-            wrong = next(i for i in row if not 0 <= i < size)
-            raise ValueError(f"ids must be in [0, {size}), got {wrong} in prompt {number}")
-        longest = max(len(row), new + 1) if model.has_source else len(row) + new
-        if config.position == "learned" and longest > config.max_length:
-            rule = f"prompt and new tokens must fit into max_length={config.max_length}"
-            raise ValueError(f"{rule} with learned positions, got {longest} for prompt {number}")
+    def last_logits(self, hidden):
+        return ops.cast(self.head_logits(hidden[:, -1:], None, False)[:, 0], "float32")

@@ -172,12 +172,12 @@ def up_to_bucket(length):
 
 
 def in_batches(rows, size):
-    """(numbers, rows) of batches of rows of similar length, all of the same size: what the last
-    one lacks is filled up with its first row."""
+    """(numbers, rows) of batches of rows of similar length, all of the same size, a power of two
+    or `size`: what the last one lacks is filled up with its first row."""
     check_whole(1, batch_size=size)
     order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
-    size = min(size, len(rows))
-    for first in range(0, len(order), size or 1):
+    size = min(size, 1 << max(0, len(rows) - 1).bit_length())
+    for first in range(0, len(order), size):
         numbers = order[first : first + size]
         batch = [rows[i] for i in numbers]
         yield numbers, batch + batch[:1] * (size - len(batch))

@@ -5,11 +5,12 @@ from typing import NamedTuple
 import numpy as np
 from keras import ops, tree
 
-from kformer import backend
+from kformer import backend, masks
 from kformer.layers.add_norm import make_norm
 from kformer.layers.feedforward import Project, activate
 from kformer.layers.heads import Bias
-from kformer.models.decoding import Generates, encode_source
+from kformer.models.base import checked_before
+from kformer.models.decoding import Generates
 from kformer.models.inputs import align, real_tokens, to_inputs, unpack, up_to_bucket
 from kformer.models.seq2seq import Seq2Seq, with_target_ids
 from kformer.models.stack import Decoder, Encoder
@@ -133,9 +134,6 @@ class CausalLM(Generates, LanguageModel):
         """A text goes on from bos, where there is one, as it did in training."""
         return self.tokenizer.encode(texts, bos=self.tokenizer.bos_id is not None)
 
-    def begin(self, rows, room):
-        return self.begin_with(rows, room)
-
 
 @register
 class MaskedLM(LanguageModel):
@@ -231,13 +229,22 @@ class Seq2SeqLM(Generates, LanguageModel):
         """A source ends with eos, where there is one, as it did in training."""
         return self.tokenizer.encode(texts, eos=self.tokenizer.eos_id is not None)
 
-    def begin(self, rows, room):
+    def prepared(self, rows):
+        """Sources as arrays; what is written starts with bos."""
         if self.config.bos_id is None:
             raise ValueError("generate needs config.bos_id, which a translation starts with")
-        length = up_to_bucket(max(map(len, rows)))
-        ids, real = align(rows, length, self.config.pad_id)
-        cross = self.run_compiled(encode_source, ids, real)
-        return self.begin_with([[self.config.bos_id]] * len(rows), room, cross, real)
+        source, real = align(rows, up_to_bucket(max(map(len, rows))), self.config.pad_id)
+        start = super().prepared([[self.config.bos_id]] * len(rows))
+        return {**start, "source": source, "source_real": real}
+
+    def begin(self, prompt, slots, dtype):
+        """The encoder's output as keys and values of every block of the decoder: made once."""
+        source, real = prompt["source"], prompt["source_real"]
+        with checked_before():
+            memory = self.backbone.encoder({"ids": source, "padding_mask": real})
+            cross = [block.cross_attention.keys_values(memory) for block in self.decoder.blocks]
+        logits, own, _ = super().begin(prompt, slots, dtype, cross, masks.describe(real))
+        return logits, own, (cross, real)
 
     def score_inputs(self, given):
         """Sources and targets, each as `to_inputs` takes them."""

@@ -60,17 +60,23 @@ class Stack(Transformer):
         return_hidden=False,
         training=None,
     ):
-        """With `cache`, a list of one per block, also gives the new caches: the inputs are ids
-        for the places from `start` on among `slots`, the description of all places there are."""
-        if cache is None:
+        """With `cache`, a list of one per block, also gives the new caches. Without `start` they
+        are those of the inputs; else the inputs are ids for the places from `start` on among
+        `slots`, the description of all places there are."""
+        if start is None:
             tokens = describe(inputs, self.config, self.is_target)
         else:
             tokens = masks.at(slots, start, inputs.shape[1])
         x = self.embed(inputs, tokens, training=training)
-        sights = {
-            window: look(tokens, slots, self.causal, window, self.bias)
-            for window in {block.window for block in self.blocks}
-        }
+        sights = {}
+        for number, block in enumerate(self.blocks):
+            seen = None
+            if block.window in sights:
+                continue
+            if start is not None:
+                last, size = start + inputs.shape[1] - 1, cache[number].own.keys.shape[2]
+                seen = slots if size == slots.real.shape[1] else masks.ring(slots, last, size)
+            sights[block.window] = look(tokens, seen, self.causal, block.window, self.bias)
         across = None if memory_tokens is None else look(tokens, memory_tokens)
         hidden, caches = [x], []
         for number, block in enumerate(self.blocks):

@@ -132,15 +132,15 @@ class Tokenizer:
         """The tokens of ids, as the vocabulary spells them; for looking at."""
         return [self.native.id_to_token(int(i)) for i in self.checked_ids(ids)]
 
-    def halves(self):
-        """{id: (id, id)}: the two tokens that each token of a BPE was joined from."""
+    def joins(self):
+        """{(id, id): id}: which two tokens of a BPE become which one, first those joined first."""
         model = json.loads(self.to_json())["model"]
         if model["type"] != "BPE":
             return {}
         ids, prefix, out = model["vocab"], model.get("continuing_subword_prefix") or "", {}
         for merge in model["merges"]:
             left, right = merge.split(" ") if isinstance(merge, str) else merge
-            out.setdefault(ids[left + right.removeprefix(prefix)], (ids[left], ids[right]))
+            out[ids[left], ids[right]] = ids[left + right.removeprefix(prefix)]
         return out
 
     def encode(self, text, bos=False, eos=False):
