@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import pytest
 from keras import ops
-from support import CONFIGS, config, make_model
+from support import CONFIGS, config, make_model, run
 
 import kformer
 from kformer import backend
@@ -32,22 +32,27 @@ writer = functools.cache(make_writer)  # what is compiled for one test serves th
 
 
 def next_logits(model, prompt, out):
-    """Logits of the next token by a whole forward pass, without a cache."""
+    """Logits (steps, V) of the tokens after the prompt by one forward pass, without a cache."""
     if model.has_source:
-        target = [[model.config.bos_id, *out]]
-        inputs = {"source": np.array([prompt]), "target": np.array(target)}
+        target = np.array([[model.config.bos_id, *out]])
+        logits = run(model, {"source": np.array([prompt]), "target": target})[0]
     else:
-        inputs = np.array([[*prompt, *out]])
-    return np.array(backend.to_numpy(model(inputs))[0, -1], "float64")
+        logits = run(model, np.array([[*prompt, *out]]))[0, len(prompt) - 1 :]
+    return logits.astype("float64")
+
+
+def uncached(model, prompt, out):
+    """log p (steps, V) of the tokens after the prompt, without a cache."""
+    logits = next_logits(model, prompt, out)
+    logits -= logits.max(axis=-1, keepdims=True)
+    return logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
 
 
 def without_cache(model, prompt, limit, change=lambda logits, out: None):
     """Greedy decoding by a whole forward pass for every token."""
     out, log_probs = [], []
     for _ in range(limit):
-        logits = next_logits(model, prompt, out)
-        normal = logits - logits.max()
-        normal -= np.log(np.exp(normal).sum())
+        logits, normal = (f(model, prompt, out)[-1] for f in (next_logits, uncached))
         logits[model.config.pad_id] = -np.inf
         change(logits, out)
         chosen = int(logits.argmax())
@@ -65,8 +70,13 @@ def test_p9_p10_p11_p13_cached_is_uncached(kind, name):
     model = writer(kind, name)
     found, log_probs, scores = model.generate(PROMPTS, 9, return_scores=True)
     for row, prompt in enumerate(PROMPTS):
-        ids, expected = without_cache(model, prompt, 9)
-        assert found[row] == ids
+        expected = uncached(model, prompt, found[row])  # of all steps in one forward pass
+        chosen = [*found[row], EOS][:9]
+        likeliest = np.where(
+            np.arange(23)[: expected.shape[1]] == model.config.pad_id, -9e9, expected
+        )
+        assert likeliest.argmax(axis=1).tolist()[: len(chosen)] == chosen
+        expected = expected[range(len(chosen)), chosen]
         np.testing.assert_allclose(log_probs[row], expected, atol=1e-5, rtol=1e-5)
         assert scores[row] == pytest.approx(sum(expected), abs=1e-4)
 
@@ -412,12 +422,10 @@ def test_p16_scores_of_beams_are_sums(kind, name):
     found, log_probs, scores = model.generate(PROMPTS, 4, **options)
     for prompt, *groups in zip(PROMPTS, found, log_probs, scores, strict=True):
         for ids, parts, score in zip(*groups, strict=True):
-            chosen = [*ids, EOS][: len(parts)]
+            chosen, found_log_probs = [*ids, EOS][: len(parts)], uncached(model, prompt, ids)
             assert score == pytest.approx(sum(parts), abs=1e-5)
             for place, (i, part) in enumerate(zip(chosen, parts, strict=True)):
-                logits = next_logits(model, prompt, ids[:place])
-                logits -= logits.max()
-                assert part == pytest.approx(logits[i] - np.log(np.exp(logits).sum()), abs=1e-5)
+                assert part == pytest.approx(found_log_probs[place, i], abs=1e-5)
         assert groups[2] == sorted(groups[2], reverse=True)
     alone, _, value = model.generate(PROMPTS[1:2], 4, **options)
     assert alone[0] == found[1] and value[0] == pytest.approx(scores[1], abs=1e-5)
