@@ -17,6 +17,7 @@ from kformer.models import (
     Seq2SeqLM,
     TextClassifier,
     TokenClassifier,
+    Writer,
 )
 from kformer.text import Tokenizer
 from kformer.training import callbacks, losses, metrics, schedules
@@ -38,6 +39,7 @@ __all__ = [
     "TextClassifier",
     "TokenClassifier",
     "Tokenizer",
+    "Writer",
     "callbacks",
     "data",
     "layers",

@@ -6,8 +6,9 @@
 Without --data it tells from a docstring which package of Python's standard library it documents,
 on functions that it has not seen.
 
-2 cores, JAX, seed 0, 2026-11-18: 5 minutes, 87.0 % of 322 test texts; a linear model on words and
-pairs of words has 87.6 %.
+CLINC150, TensorFlow on one core, means of seeds 0, 1, 2, 2026-11-18: CLINC_HEAD
+
+    --members 3 --epochs 14
 """
 
 import os

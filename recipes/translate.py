@@ -9,6 +9,12 @@ another, six languages in one model; the tag in front says which one is wanted:
     <fr> Friday, March 27, 2026  →  vendredi 27 mars 2026
 
 2 cores, JAX, seed 0, 2026-11-18: 3 minutes; 300 unseen dates all right, 95 % of 500 test pairs.
+
+English–Spanish of Tatoeba, 114,359 pairs, TensorFlow on one core, seed 0, 2026-11-18: BLEU 49.0,
+chrF 66.6 on the test sentences (beam 4, all references) after 60 minutes, with an earlier form of
+--split, which took tokens apart in two:
+
+    --num-heads 8 --batch-tokens 2048 --epochs 8 --minutes 60 --split 0.1 --average 0.999
 """
 
 import os
@@ -40,7 +46,8 @@ def parse_arguments():
     add("--vocabulary-size", type=int, default=1000, help="of the BPE, at most")
     add("--separate", action="store_true", help="a vocabulary for each side")
     add("--batch-tokens", type=int, default=1536, help="slots in a batch")
-    add("--split", type=float, default=0.0, help="chance that a token is split in two in training")
+    add("--split", type=float, default=0.0, help="BPE dropout: the chance that a join of two "
+        "tokens is left out in training, so that words come in many spellings")  # fmt: skip
     add("--label-smoothing", type=float, default=0.1, help="share of the target for all ids")
     add("--schedule", choices=("inverse", "cosine"), default="cosine", help="of the learning rate")
     add("--average", type=float, default=0.99, help="the end has averages of the weights, with "

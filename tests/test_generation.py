@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import pytest
 from keras import ops
-from support import CONFIGS, config, make_model, run
+from support import CONFIGS, config, make_model, randomize, run
 
 import kformer
 from kformer import backend
@@ -335,6 +335,36 @@ def test_stops_and_streams():
             model.stream("a", 4, **wrong)
     with pytest.raises(TypeError, match="got nonsense"):
         model.stream("a", 4, nonsense=1)
+
+
+# Decoders of one's own
+
+
+@pytest.mark.parametrize("position", ["sinusoidal", "relative"])
+def test_a_composed_decoder_writes(position):
+    """A Functional model of kformer's blocks: what `Writer` writes is what the model says."""
+    settings = config(position=position, window=(None, 4), eos_id=EOS, num_key_value_heads=2)
+    embedding, head = kformer.layers.TokenEmbedding(23, 16), keras.layers.Dense(23)
+    blocks = [kformer.layers.DecoderBlock(settings, layer=i) for i in range(2)]
+    places = kformer.layers.SinusoidalPositions()
+    x = given = keras.Input((None,), dtype="int32")
+    x = places(embedding(x))
+    for block in blocks:
+        x = block(x)
+    model = keras.Model(given, head(x))
+    randomize(model)
+    parts = dict(
+        embed=lambda ids, at: places(embedding(ids), positions=at), blocks=blocks, head=head
+    )
+    composed = kformer.Writer(model, settings, **parts)
+    found = composed.generate(PROMPTS, 8)
+    assert any(map(len, found))
+    for prompt, row in zip(PROMPTS, found, strict=True):
+        logits = run(model, np.array([[*prompt, *row]]))[0, len(prompt) - 1 :]
+        logits[:, 0] = -np.inf  # padding
+        assert logits.argmax(axis=-1)[: len(row)].tolist() == row
+        assert len(row) == 8 or logits[len(row)].argmax() == EOS
+    assert composed.generate(PROMPTS[:1], 8, num_beams=2)[0] is not None
 
 
 # Beams

@@ -1,5 +1,6 @@
 """The models: configurations of the parts. Each is built when its constructor returns."""
 
+from kformer.models.composed import Writer
 from kformer.models.language import CausalLM, MaskedLM, Seq2SeqLM
 from kformer.models.seq2seq import Seq2Seq
 from kformer.models.stack import Decoder, Encoder
@@ -14,4 +15,5 @@ __all__ = [
     "Seq2SeqLM",
     "TextClassifier",
     "TokenClassifier",
+    "Writer",
 ]

@@ -70,13 +70,9 @@ class Stack(Transformer):
         x = self.embed(inputs, tokens, training=training)
         sights = {}
         for number, block in enumerate(self.blocks):
-            seen = None
-            if block.window in sights:
-                continue
-            if start is not None:
-                last, size = start + inputs.shape[1] - 1, cache[number].own.keys.shape[2]
-                seen = slots if size == slots.real.shape[1] else masks.ring(slots, last, size)
-            sights[block.window] = look(tokens, seen, self.causal, block.window, self.bias)
+            if block.window not in sights:  # those of one window see, and keep, the same
+                seen = None if start is None else kept_slots(cache[number], slots, tokens)
+                sights[block.window] = look(tokens, seen, self.causal, block.window, self.bias)
         across = None if memory_tokens is None else look(tokens, memory_tokens)
         hidden, caches = [x], []
         for number, block in enumerate(self.blocks):
@@ -145,6 +141,12 @@ class Stack(Transformer):
     def check_inputs(self, inputs, name="ids"):
         size = self.config.target_size if self.is_target else self.config.vocabulary_size
         check(inputs, self.config, size, name)
+
+
+def kept_slots(cache, slots, new):
+    """The description of the slots that a block's cache keeps, after the `new` tokens."""
+    size = cache.own.keys.shape[2]
+    return slots if size == slots.real.shape[1] else masks.ring(slots, new.order[0, -1], size)
 
 
 def is_floating(leaf):
