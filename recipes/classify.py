@@ -43,7 +43,10 @@ def parse_arguments():
         "this much of the old ones at each step; 0 = the last weights")  # fmt: skip
     add("--pretrain", type=int, default=0, help="epochs of guessing hidden tokens before that")
     add(
-        "--members", type=int, default=1, help="models that are trained, whose answers are averaged"
+        "--members",
+        type=int,
+        default=1,
+        help="models that are trained, each within the limits, and whose answers are averaged",
     )
     args = parser.parse_args()
     check_whole(1, **{"--members": args.members, "--batch-size": args.batch_size})

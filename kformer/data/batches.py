@@ -29,11 +29,13 @@ class BucketedData(Data):
         buckets: at most so many shapes.
         batch_size: rows in a batch at the most. Where every row counts the same, short ones would
             have little weight if very many of them shared a batch.
+        max_length: no row is longer than that, nor does it become so.
         split: BPE dropout: the chance that a join of the BPE is left out, others in every epoch.
             A model then sees a word in many spellings, and learns what it shares with others.
     """
 
-    def __init__(self, sides, tokenizers, batch_tokens, buckets, split, batch_size=None, **kwargs):
+    def __init__(self, sides, tokenizers, batch_tokens, buckets, split, max_length,
+                 batch_size=None, **kwargs):  # fmt: skip
         super().__init__(**kwargs)
         check_whole(1, batch_tokens=batch_tokens, buckets=buckets)
         check_whole(1, batch_size=batch_tokens if batch_size is None else batch_size)
@@ -45,7 +47,8 @@ class BucketedData(Data):
         self.split = split
         self.spellings = [Spellings(one, split, self.seed) for one in tokenizers if split]
         # At a rate of 0.1 rows grow by a quarter or so; what has no room is not split.
-        lengths = [np.ceil((1.0 + 3.0 * split) * side.lengths).astype("int64") for side in sides]
+        grown = [np.ceil((1.0 + 3.0 * split) * side.lengths).astype("int64") for side in sides]
+        lengths = [np.minimum(side, max_length) for side in grown]
         longest = np.maximum(np.max(lengths, axis=0), 1)
         edges = bucket_edges(longest, buckets)
         if batch_tokens < edges[-1]:
@@ -150,7 +153,9 @@ class ClassificationData(BucketedData):
         if len(rows) != len(labels):
             got = f"{len(rows)} texts and {len(labels)} labels"
             raise ValueError(f"texts and labels must be equally many, got {got}")
-        super().__init__([rows], [self.tokenizer], batch_tokens, buckets, split, **kwargs)
+        super().__init__(
+            [rows], [self.tokenizer], batch_tokens, buckets, split, max_length, **kwargs
+        )
 
     def settings(self):
         return *super().settings(), self.labels.tolist(), self.hide
@@ -231,7 +236,7 @@ class TranslationData(BucketedData):
             raise ValueError("TranslationData needs a target tokenizer with an eos token, got none")
         sides = self.encoded(pairs, max_length)
         tokenizers = self.source_tokenizer, self.target_tokenizer
-        super().__init__(sides, tokenizers, batch_tokens, buckets, split, **kwargs)
+        super().__init__(sides, tokenizers, batch_tokens, buckets, split, max_length, **kwargs)
 
     def encoded(self, pairs, max_length):
         """Source and target rows of the pairs that are short enough, read once."""
@@ -295,7 +300,9 @@ class MaskedLMData(BucketedData):
             raise ValueError(f"rate must be in (0, 1], got {rate!r}")
         self.ordinary = ordinary_ids(self.tokenizer)
         rows = Ragged.encode(texts, self.tokenizer, bos=bos, cut=max_length)
-        super().__init__([rows], [self.tokenizer], batch_tokens, buckets, split, **kwargs)
+        super().__init__(
+            [rows], [self.tokenizer], batch_tokens, buckets, split, max_length, **kwargs
+        )
 
     def settings(self):
         return *super().settings(), self.rate

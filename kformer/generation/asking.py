@@ -22,10 +22,13 @@ STREAMED = 4  # tokens between two pieces of a stream
 
 
 class Result:
-    """One continuation, without its stop, and its score; log_probs has the stop's too."""
+    """One continuation, without its stop, and its score; log_probs has the stop's too.
 
-    def __init__(self, ids, log_probs, score):
-        self.ids, self.log_probs, self.score = ids, log_probs, score
+    text: what comes before a stop string, which may end in the middle of a token; else None.
+    """
+
+    def __init__(self, ids, log_probs, score, text=None):
+        self.ids, self.log_probs, self.score, self.text = ids, log_probs, score, text
 
 
 class Request:
@@ -47,11 +50,13 @@ class Request:
             self.stop_ids = [model.config.eos_id, *self.stop_ids]
         if self.stop_texts and model.writer is None:
             raise ValueError("a stop string needs a model with a tokenizer, got tokenizer=None")
+        if self.stop_texts and self.num_beams > 1:
+            raise ValueError(f"a stop string needs num_beams=1, got {self.num_beams}")
         self.kind = choosing.Kind(
-            draws=bool(np.any(np.asarray(self.temperature) > 0)),
+            draws=self.draws(),
             penalizes=self.repetition_penalty is not None,
             ngram=self.no_repeat_ngram,
-            scores=self.return_scores,
+            scores=self.return_scores and self.num_beams == 1,  # beams have theirs anyway
         )
 
     def check(self):
@@ -66,8 +71,8 @@ class Request:
             need(value == int(value) and 1 <= value <= self.size, rule, value)
         alpha = self.length_penalty
         need(0.0 <= alpha < np.inf, "length_penalty must be in [0, inf)", alpha)
-        greedy = not np.any(np.asarray(self.temperature) > 0)
-        need(self.num_beams == 1 or greedy, "beams need temperature=0", self.temperature)
+        greedy = self.num_beams == 1 or not self.draws()
+        need(greedy, "beams need temperature=0", self.temperature)
         need(self.num_beams <= self.size, f"num_beams must be at most {self.size}", self.num_beams)
         if self.num_beams > 1:
             most = f"num_return_sequences must be at most num_beams={self.num_beams}"
@@ -81,6 +86,9 @@ class Request:
         rule = "stream needs num_beams=1, num_return_sequences=1 and no scores"
         plain = self.num_beams == self.num_return_sequences == 1 and not self.return_scores
         need(plain, rule, (self.num_beams, self.num_return_sequences, self.return_scores))
+
+    def draws(self):
+        return bool(np.any(self.number("temperature", 0.0) > 0))
 
     def number(self, name, otherwise):
         value = getattr(self, name)
@@ -98,13 +106,16 @@ class Request:
 
         given = {name: by_row(name, self.number(name, other)) for name, other, *_ in NUMBERS}
         top_k = by_row("top_k", self.number("top_k", self.size), "int32")
-        stops = np.full(1 << max(0, len(self.stop_ids) - 1).bit_length(), -1, "int32")
+        places = max(4, 1 << max(0, len(self.stop_ids) - 1).bit_length())  # few sizes to compile
+        stops = np.full(places, -1, "int32")
         stops[: len(self.stop_ids)] = self.stop_ids
         pad = self.model.config.pad_id
+        banned = -1 if pad is None or pad in self.stop_ids else pad
+        single = (np.asarray(n, "int32") for n in (self.min_new_tokens, banned, pad or 0))
+        least, banned, filler = single
         return choosing.Rules(
             given["temperature"], top_k, given["top_p"], given["min_p"],
-            given["repetition_penalty"], np.asarray(self.min_new_tokens, "int32"), stops,
-            np.asarray(-1 if pad is None else pad, "int32"),
+            given["repetition_penalty"], least, stops, banned, filler,
         )  # fmt: skip
 
     def uniform(self, numbers, repeats):
@@ -139,42 +150,57 @@ class Request:
     def result(self, ids, log_probs, score=None):
         """What comes before the stop, be it an id or a text."""
         ids, number = loop.cut(ids, self.stop_ids)
-        log_probs = log_probs[:number]
-        if self.stop_texts:
-            ids, number = self.cut_text(ids, number)
-            log_probs = log_probs[:number]
-        return Result(ids, log_probs, float(np.sum(log_probs)) if score is None else float(score))
+        ids, text, complete = self.before_text(ids)
+        log_probs = log_probs[: number if complete is None else complete]
+        score = float(np.sum(log_probs)) if score is None else float(score)
+        return Result(ids, log_probs, score, text)
 
-    def ended(self, texts):
+    def ended(self, rows):
         """Which rows of ids spell a stop string."""
-        written = self.model.writer.decode([loop.cut(ids, self.stop_ids)[0] for ids in texts])
-        return np.array([any(stop in text for stop in self.stop_texts) for text in written])
+        rows = [loop.cut(ids, self.stop_ids)[0] for ids in rows]
+        return np.array([self.before_text(ids)[1] is not None for ids in rows])
 
-    def cut_text(self, ids, number):
-        """The fewest ids that spell all before the first stop string, and how many were chosen
-        until it was complete."""
-        decode = self.model.writer.decode
-        text = decode(ids)
-        ends = [text.find(stop) for stop in self.stop_texts if stop in text]
-        if not ends:
-            return ids, number
-        complete = next(n for n in range(len(ids) + 1) if self.ended([ids[:n]])[0])
-        kept = next(n for n in range(complete, -1, -1) if len(decode(ids[:n])) <= min(ends))
-        return ids[:kept], complete
+    def before_text(self, ids):
+        """Up to the first stop string: the ids that lie wholly before it, the text, and how many
+        ids there were when it was complete. Without one: (ids, None, None)."""
+        decode, least = self.model.writer and self.model.writer.decode, self.min_new_tokens
+
+        def found(number):
+            """The place of a stop string that ends behind the first `least` ids."""
+            text, early = decode(ids[:number]), len(decode(ids[:least]))
+            starts = [(stop, max(0, early - len(stop) + 1)) for stop in self.stop_texts]
+            places = [text.find(stop, start) for stop, start in starts]
+            return min((place for place in places if place >= 0), default=None), text
+
+        if not self.stop_texts or found(len(ids))[0] is None:
+            return ids, None, None
+        complete = next(n for n in range(len(ids) + 1) if found(n)[0] is not None)
+        place, text = found(complete)
+        kept = next(n for n in range(complete, -1, -1) if len(decode(ids[:n])) <= place)
+        return ids[:kept], text[:place], complete
 
     def pieces(self, prompt, as_text):
         """The new part of a continuation after every few tokens."""
         decoding, shown, going = self.begin(prompt, [0], 1), 0, True
+        needs_text = as_text or self.stop_texts
         while going:
             going = decoding.advance(STREAMED)
-            ids = loop.cut(decoding.texts()[0], self.stop_ids)[0]
-            if self.stop_texts and self.ended([ids])[0]:
-                ids, going = self.cut_text(ids, len(ids))[0], False
-            whole = self.model.writer.decode(ids) if as_text else ids
-            end = len(whole) if not going else safe_end(whole, self.stop_texts)
-            if end > shown:
-                yield whole[shown:end]
-                shown = end
+            ids, text, complete = self.before_text(loop.cut(decoding.texts()[0], self.stop_ids)[0])
+            going = going and complete is None
+            if text is None and needs_text:
+                text = self.model.writer.decode(ids)
+            end = safe_end(text, self.stop_texts) if going and needs_text else None
+            if as_text:
+                whole = text[:end]
+            elif end is not None:  # ids whose text may be a stop string's wait
+                decode = self.model.writer.decode
+                fits = (n for n in range(len(ids), -1, -1) if len(decode(ids[:n])) <= end)
+                whole = ids[: next(fits)]
+            else:
+                whole = ids
+            if len(whole) > shown:
+                yield whole[shown:]
+                shown = len(whole)
 
     def answer(self, prompts, found):
         """Results in the kind that came in: a text, texts, lists or an array."""
@@ -182,7 +208,11 @@ class Request:
         groups = [group[: self.num_return_sequences] for group in found]
         as_texts = single or (len(prompts) and isinstance(prompts[0], str))
         if as_texts:
-            ids = [self.model.writer.decode([one.ids for one in group]) for group in groups]
+            decode = self.model.writer.decode
+            ids = [
+                [decode(one.ids) if one.text is None else one.text for one in group]
+                for group in groups
+            ]
         else:
             ids = [[one.ids for one in group] for group in groups]
         log_probs = [[one.log_probs.tolist() for one in group] for group in groups]
@@ -190,7 +220,7 @@ class Request:
         out = [each if many else [one[0] for one in each] for each in (ids, log_probs, scores)]
         if single:
             out = [each[0] for each in out]
-        elif hasattr(prompts, "shape"):
+        elif hasattr(prompts, "shape") and not as_texts:
             pad = self.model.config.pad_id or 0
             out = filled(out[0], pad, "int32"), filled(out[1], 0.0, "float32"), np.array(out[2])
         return tuple(out) if self.return_scores else out[0]
@@ -213,16 +243,11 @@ def split_stops(stop, size):
     return [int(one) for one in ids], texts
 
 
-def safe_end(whole, stops):
-    """So much may be shown: not the beginning of a character, nor of a stop string."""
-    if not isinstance(whole, str):
-        return len(whole)
-    whole = whole.rstrip("\ufffd")
-    for stop in stops:
-        for length in range(len(stop) - 1, 0, -1):
-            if whole.endswith(stop[:length]):
-                return len(whole) - length
-    return len(whole)
+def safe_end(text, stops):
+    """So much of a text may be shown: not the beginning of a character, nor of a stop string."""
+    text = text.rstrip("\ufffd")
+    begun = [n for stop in stops for n in range(1, len(stop)) if text.endswith(stop[:n])]
+    return len(text) - max(begun, default=0)
 
 
 def filled(rows, value, dtype):

@@ -31,7 +31,8 @@ class Rules(NamedTuple):
     penalty: Any  # logits of what has occurred are divided by it, or multiplied if negative
     least: Any  # (), so many tokens come before a stop may come
     stops: Any  # (K,), ids that end a row, −1 = none
-    banned: Any  # (), the padding id, which is nothing to write, −1 = none
+    banned: Any  # (), the padding id, which is nothing to write unless it is a stop; −1 = none
+    filler: Any  # (), what stands behind a stop
 
 
 def adjusted(logits, rules, kind, ids, real, place, made):
@@ -95,7 +96,11 @@ def draw(logits, rules, uniform):
     chances = ops.where(together, chances, 0.0)
     chances = ops.where(chances >= rules.min_p[:, None], chances, 0.0)
     sums = ops.cumsum(chances, axis=-1)
-    return ops.sum(ops.cast(sums <= uniform[:, None] * sums[:, -1:], "int32"), axis=-1)
+    # Compiled sums are rounded on their way, so that they may rise where a chance is 0.
+    passed = ops.logical_and(sums > uniform[:, None] * sums[:, -1:], chances > 0)
+    place = ops.argmax(ops.cast(passed, "int32"), axis=-1)
+    place = ops.where(ops.any(passed, axis=-1), place, ops.argmax(logits, axis=-1))
+    return ops.cast(place, "int32")
 
 
 def at_least(logits, weights, needed):

@@ -81,8 +81,7 @@ def take_step(writer, state, fixed, kind):
         found = ops.log_softmax(ops.cast(state.logits, "float32"), axis=-1)
         found = ops.take_along_axis(found, chosen[:, None], axis=1)
         log_probs = backend.put(log_probs, ops.where(state.going[:, None], found, 0.0), state.place)
-    filler = ops.maximum(fixed.rules.banned, 0)
-    chosen = ops.where(state.going, chosen, filler)
+    chosen = ops.where(state.going, chosen, fixed.rules.filler)
     stops = ops.any(chosen[:, None] == fixed.rules.stops, axis=1)
     ids = backend.put(state.ids, chosen[:, None], state.place)
     given = describe(fixed), state.memory, fixed.shared
@@ -233,9 +232,12 @@ class Functions:
     """What is compiled for a writer: one function for each name and each set of constants."""
 
     def __init__(self, writer):
-        self.writer, self.made = writer, {}
+        self.writer, self.made, self.known = writer, {}, None
 
     def get(self, name, make, function, static):
+        known = [(id(v), str(v.dtype)) for v in self.writer.variables]
+        if known != self.known:  # quantized, or given adapters: what was compiled is stale
+            self.made, self.known = {}, known
         key = (name, function, *sorted(static.items()))
         if key not in self.made:
             self.made[key] = make(functools.partial(function, **static), self.writer)

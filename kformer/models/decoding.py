@@ -67,7 +67,7 @@ class Generates:
         one, else lists of ids. options: those of `generate`, beams and several sequences apart."""
         request = asking.Request(self, max_new_tokens, **options)
         request.check_stream()
-        rows = self.prompt_rows([prompt])
+        rows = self.prompt_rows(prompt[None] if hasattr(prompt, "shape") else [prompt])
         asking.check_room(self, rows, max_new_tokens)
         return request.pieces(self.prepared(rows), isinstance(prompt, str))
 
@@ -85,6 +85,8 @@ class Generates:
 
     def prompt_rows(self, prompts):
         """Lists of ids: texts are encoded, padding is taken off arrays."""
+        if isinstance(prompts, dict):
+            raise ValueError(f"prompts must be texts or rows of ids, got a dict of {[*prompts]}")
         rows = to_rows(prompts, self.tokenizer, self.encode_prompts)
         if hasattr(prompts, "shape") and self.config.pad_id is not None:
             return [[i for i in row if i != self.config.pad_id] for row in rows]
