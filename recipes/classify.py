@@ -69,7 +69,9 @@ def pretrain(run, models, texts, args):
     data = kformer.data.MaskedLMData(texts, tokenizer, 2048, **given)
     masked.compile(make_optimizer(run, args, args.pretrain * data.num_batches))
     run.fit(masked, data, stage="pretraining", epochs=args.pretrain)
-    learned = {weight.path: weight for weight in masked.backbone.weights}
+    learned = {
+        weight.path: keras.ops.convert_to_numpy(weight) for weight in masked.backbone.weights
+    }
     for weight in [weight for model in models for weight in model.backbone.weights]:
         if weight.path in learned:  # a pooler, if there is one, has nothing to learn from
             weight.assign(learned[weight.path])
