@@ -32,8 +32,9 @@ def parse_arguments():
     add("--backend", default="jax", help="of kformer (default: jax)")
     add("--sentences", type=int, default=400, help="of the test, sorted (default: 400)")
     add("--peer-steps", type=int, help="end the peer early, to try the script")
-    add("--every", type=int, default=200, help="steps between two looks at BLEU (default: 200)")
-    add("--epochs", type=int, default=2, help="kformer gives up after so many (default: 2)")
+    add("--every", type=int, default=100, help="steps between two looks at BLEU (default: 100)")
+    add("--steps", type=int, default=1200, help="of kformer, over which its learning rate comes "
+        "down; it may stop earlier (default: 1200)")  # fmt: skip
     add("--out", default="out/time_to_quality.json", help="where the figures go")
     add("--target", type=float, help=argparse.SUPPRESS)  # for the process of kformer
     add("--child", choices=("peer", "kformer"), help=argparse.SUPPRESS)
@@ -121,12 +122,11 @@ def kformer_side(args):
     config = kformer.Config(
         vocabulary_size=tokenizers[0].vocabulary_size,
         target_vocabulary_size=tokenizers[1].vocabulary_size,
-        num_layers=2, hidden_dim=256, num_heads=8, intermediate_dim=1024, dropout=0.1,
+        num_layers=2, hidden_dim=256, num_heads=8, intermediate_dim=1024, scale_embeddings=True,
         position="rotary", norm="rms", activation="gelu_tanh", pad_id=0, bos_id=1, eos_id=2,
     )  # fmt: skip
     model = kformer.Seq2SeqLM(config, *tokenizers)
-    steps = args.epochs * data.num_batches
-    rate = kformer.schedules.WarmupCosine(2e-3, 200, steps, floor=0.05)
+    rate = kformer.schedules.WarmupCosine(2e-3, 100, args.steps, floor=0.02)
     model.compile(keras.optimizers.AdamW(rate, beta_2=0.98, weight_decay=0.01, clipnorm=1.0))
     curve, clock = [], {"training": 0.0, "since": time.perf_counter()}
 
@@ -142,10 +142,11 @@ def kformer_side(args):
             score = bleu(model.generate(sources, LENGTH, batch_size=100), references)
             curve.append([Look.done, round(clock["training"], 1), score])
             print(f"step {Look.done}, {clock['training']:.0f} s: BLEU {score:.1f}", flush=True)
-            model.stop_training = score >= args.target
+            model.stop_training = score >= args.target or Look.done >= args.steps
             clock["since"] = time.perf_counter()
 
-    model.fit(data, epochs=args.epochs, verbose=0, callbacks=[Look()])
+    epochs = -(-args.steps // data.num_batches)
+    model.fit(data, epochs=epochs, verbose=0, callbacks=[Look()])
     reached = [row for row in curve if row[2] >= args.target]
     seconds = reached[0][1] if reached else None
     return {"seconds": seconds, "bleu": curve[-1][2], "steps": curve[-1][0], "curve": curve}
