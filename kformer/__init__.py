@@ -26,7 +26,12 @@ from kformer.zoo import presets
 __version__ = "0.1.0"
 
 # Modules are named apart from these functions: importing a module puts its name in here.
-_LATER = {"attention_maps": "explorer", "check": "laws", "compilations": "models.decoding"}
+_LATER = {
+    "Conversation": "generation.conversation",
+    "attention_maps": "explorer",
+    "check": "laws",
+    "compilations": "models.decoding",
+}
 
 __all__ = [
     "CausalLM",

@@ -94,16 +94,21 @@ def write(cache, new, start):
     """`cache` (B, K, S, H) with `new` (B, K, T, H) at slots start, start + 1, ..., round and round.
 
     On torch outside of training the cache itself is changed: copying it for every token would
-    cost more than the token.
+    cost more than the token. The others change a few slots in place; for many, a prompt that
+    goes on from what is there, they make the cache anew.
     """
-    new, slots = ops.cast(new, cache.dtype), cache.shape[2]
+    new, slots, length = ops.cast(new, cache.dtype), cache.shape[2], new.shape[2]
     if BACKEND == "torch":
         if torch.is_grad_enabled():
             cache = cache.clone()
-        places = (torch.arange(new.shape[2], device=cache.device) + start) % slots
+        places = (torch.arange(length, device=cache.device) + start) % slots
         return cache.index_copy_(2, places, new)
+    if length > 16:
+        behind = (ops.arange(slots, dtype="int32") - start) % slots
+        moved = ops.take(new, ops.minimum(behind, length - 1), axis=2)
+        return ops.where((behind < length)[:, None], moved, cache)
     zero = ops.zeros_like(start)
-    for i in range(new.shape[2]):
+    for i in range(length):
         place = (zero, zero, (start + i) % slots, zero)
         cache = ops.slice_update(cache, place, new[:, :, i : i + 1])
     return cache
@@ -184,13 +189,29 @@ class Compiled:
         inputs = keras.tree.map_structure(ops.convert_to_tensor, inputs)
         if BACKEND != "torch":
             return self.function(*inputs)
-        flat = keras.tree.flatten(inputs)
-        shapes = tuple((x.shape, x.dtype) for x in flat)
         with torch.no_grad():
-            if shapes not in self.noted:
-                self.noted[shapes] = _note_down(self.function, inputs)
-            operations, structure = self.noted[shapes]
-            return keras.tree.pack_sequence_as(structure, operations(*flat))
+            operations, structure = self.operations(inputs)
+            return keras.tree.pack_sequence_as(structure, operations(*keras.tree.flatten(inputs)))
+
+    def operations(self, inputs):
+        """On torch: what was noted down for inputs of these shapes, and the structure of what
+        comes out."""
+        shapes = tuple((x.shape, x.dtype) for x in keras.tree.flatten(inputs))
+        if shapes not in self.noted:
+            self.noted[shapes] = _note_down(self.function, inputs)
+        return self.noted[shapes]
+
+    def repeat(self, more, state, fixed):
+        """On torch: state = function(layer, state, fixed), once and as long as more(state)."""
+        state, fixed = keras.tree.map_structure(ops.convert_to_tensor, (state, fixed))
+        with torch.no_grad():
+            operations, structure = self.operations((state, fixed))
+            flat, fixed = keras.tree.flatten(state), keras.tree.flatten(fixed)
+            while True:
+                flat = operations(*flat, *fixed)
+                state = keras.tree.pack_sequence_as(structure, flat)
+                if not more(state):
+                    return state
 
 
 def _note_down(function, inputs):

@@ -6,6 +6,7 @@ Slots are shared by the rows of a batch: the T new tokens of every row go to slo
 start + 1, ...; rows of different lengths differ in their positions and in what the mask lets
 them see. `start` is a tensor, so that one compiled function serves every step. A cache with fewer
 slots than tokens is a ring: token n stands in slot n modulo S, in the place of an older one.
+What stands in slots that were not written yet is arbitrary, but finite: no mask lets it be seen.
 
 Letters: B batch, T new tokens, S slots, K key/value heads, H head width.
 """
@@ -33,16 +34,22 @@ class KeysValues(NamedTuple):
             backend.write(self.keys, keys, start), backend.write(self.values, values, start)
         )
 
-    def resize(self, slots, filled=None):
-        """The cache with so many slots. If that is fewer than were `filled`, the last ones stay,
-        the one with the number n in slot n modulo `slots`."""
+    def resize(self, slots, last, shift=None):
+        """The cache with so many slots, after token number `last`, which may be a tensor, has
+        been written. Of a ring, or for one, the last tokens stay, n in slot n modulo `slots`.
+
+        shift: (B,), the tokens of a row get numbers that are higher by so much.
+        """
         size = self.keys.shape[2]
-        if slots >= size:
-            more = ((0, 0), (0, 0), (0, slots - size), (0, 0))
-            return KeysValues(*(ops.pad(x, more) for x in self))
-        last = (filled or size) - 1
-        places = [last - (last - slot) % slots for slot in range(slots)]
-        return KeysValues(*(ops.take(x, ops.convert_to_tensor(places), axis=2) for x in self))
+        if slots == size and shift is None:
+            return self
+        if shift is None:
+            numbers = last - (last - ops.arange(slots, dtype="int32")) % slots
+            return KeysValues(*(ops.take(x, numbers % size, axis=2) for x in self))
+        last, shift = (last + shift)[:, None], shift[:, None]
+        numbers = last - (last - ops.arange(slots, dtype="int32")) % slots - shift
+        index = (numbers % size)[:, None, :, None]
+        return KeysValues(*(ops.take_along_axis(x, index, axis=2) for x in self))
 
     def cast(self, dtype):
         return KeysValues(*(ops.cast(x, dtype) for x in self))

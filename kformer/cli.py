@@ -5,6 +5,7 @@ kformer classify runs/classify < texts
 """
 
 import argparse
+import itertools
 import os
 import sys
 import zipfile
@@ -106,7 +107,9 @@ def generate(args):
     model = load(args, kformer.CausalLM)
     options = dict(temperature=args.temperature, top_p=args.top_p, seed=args.seed)
     for text in texts_of(args):
-        print(text + model.generate(text, args.max_new_tokens, **options), flush=True)
+        pieces = model.stream(text, args.max_new_tokens, **options)
+        for piece in itertools.chain([text], pieces, ["\n"]):
+            print(piece, end="", flush=True)
 
 
 def translate(args):

@@ -19,6 +19,10 @@ class Tokens(NamedTuple):
     positions: Any  # number of the token in its document: what position schemes see
     segments: Any = None  # document number in a packed row, 0 = padding
     in_prefix: Any = None  # True = visible to all tokens of its document (prefix-LM)
+    # In decoding, of keys that a ring holds: which token stands in each of its slots, (S,).
+    numbers: Any = None
+    # Of queries in a tree of texts: True = the token (B, T, S) is on the query's branch.
+    branch: Any = None
 
 
 def describe(real, positions=None, segments=None, prefix=None):
@@ -80,24 +84,26 @@ def count(real, segments=None):
 def at(tokens, start, length):
     """The description of `length` tokens from place `start` on, which may be a tensor."""
     places = start + ops.arange(length, dtype="int32")
-    return Tokens(*(None if x is None else ops.take(x, places, axis=1) for x in tokens))
+    known = tokens.real, tokens.order, tokens.positions
+    return Tokens(*(ops.take(x, places, axis=1) for x in known), branch=tokens.branch)
 
 
 def ring(tokens, last, size):
     """The description of what stands in the slots of a ring, token n in slot n modulo `size`,
     after token number `last`, which may be a tensor, has been written."""
-    order = last - (last - ops.arange(size, dtype="int32")) % size
-    there, order = order >= 0, ops.maximum(order, 0)
-    real, positions = (ops.take(x, order, axis=1) for x in (tokens.real, tokens.positions))
-    order = ops.broadcast_to(order, ops.shape(real))
-    return Tokens(ops.logical_and(real, there), order, positions)
+    numbers = last - (last - ops.arange(size, dtype="int32")) % size
+    there, numbers = numbers >= 0, ops.maximum(numbers, 0)
+    known = tokens.real, tokens.order, tokens.positions
+    real, *rest = (ops.take(x, numbers, axis=1) for x in known)
+    return Tokens(ops.logical_and(real, there), *rest, numbers=numbers)
 
 
 def visible(query, key, causal=False, window=None):
     """(B, 1, T, S): True where a query may see a key.
 
     The key is real; not later than the query, or in the prefix (causal); less than `window`
-    places away; and in the same document (segments).
+    places away; on the query's branch, where texts are a tree; and in the same document
+    (segments).
     """
     seen = key.real[:, None, :]
     if not causal and window is None:
@@ -110,6 +116,10 @@ def visible(query, key, causal=False, window=None):
         seen = ops.logical_and(seen, earlier)
     if window is not None:
         seen = ops.logical_and(seen, ops.abs(distance) < window)
+    if query.branch is not None:
+        branch = query.branch
+        branch = branch if key.numbers is None else ops.take(branch, key.numbers, axis=2)
+        seen = ops.logical_and(seen, branch)
     return across(query, key, seen)
 
 

@@ -29,7 +29,8 @@ from kformer import layers as parts
 from kformer import runs
 from kformer.backend import put
 from kformer.explorer import draw
-from kformer.generation import asking, loop
+from kformer.generation import asking
+from kformer.generation.functions import Functions
 from kformer.text import corpora
 from kformer.training.callbacks import TranslationScore, translation_scores
 
@@ -52,7 +53,8 @@ def parse_arguments():
     add("--schedule", choices=("inverse", "cosine"), default="cosine", help="of the learning rate")
     add("--average", type=float, default=0.99, help="the end has averages of the weights, with "
         "this much of the old ones at each step; 0 = the last weights")  # fmt: skip
-    add("--beams", type=int, default=4, help="translations followed at a time in the end")
+    add("--beams", type=int, default=4, help="translations followed at a time in the end; the "
+        "models before transformers take the likeliest word each time")  # fmt: skip
     add("--score-texts", type=int, default=200, help="validation texts for BLEU after an epoch")
     return parser.parse_args()
 
@@ -110,30 +112,28 @@ def make_recurrent(config, attention):
 
 class Whole:
     """A model of source and target without a cache, for the decoding loop: every token reads all
-    before it."""
+    before it, which here are the memory."""
 
     has_source = True
 
     def __init__(self, model, config, tokenizer):
         self.model, self.config, self.writer = model, config, tokenizer
-        self.variables, self.functions = model.variables, loop.Functions(self)
+        self.variables, self.functions = model.variables, Functions(self)
 
-    def begin(self, prompt, slots, dtype):
-        target = self.grow(prompt["ids"], slots)
-        logits = self.model({"source": prompt["source"], "target": target})
-        return logits[:, prompt["ids"].shape[1] - 1], target, prompt["source"]
+    def begin(self, prompt, dtype):
+        logits = self.model({"source": prompt["source"], "target": prompt["ids"]})
+        return logits[:, -1], prompt["ids"], prompt["source"]
 
-    def advance(self, ids, start, tokens, memory, shared):
+    def advance(self, ids, start, tokens, memory, shared, last=1, at=None):
         target = put(memory, ids, start)
-        source = keras.ops.repeat(shared, len(ids) // len(shared), axis=0)  # one for all its beams
-        logits = self.model({"source": source, "target": target})
-        return keras.ops.take(logits, start, axis=1), target
+        logits = self.model({"source": shared, "target": target})
+        return keras.ops.take(logits, keras.ops.reshape(start, (1,)), axis=1), target
 
-    def grow(self, memory, slots):
+    def grow(self, memory, slots, last, **room):
         return keras.ops.pad(memory, ((0, 0), (0, slots - memory.shape[1])))
 
-    def generate(self, rows, length, beams, size=32):
-        request, out = asking.Request(self, length, num_beams=beams), []
+    def generate(self, rows, length, size=32):
+        request, out = asking.Request(self, length), []
         bos = np.full((size, 1), self.config.bos_id, "int32")
         for first in range(0, len(rows), size):
             some = rows[first : first + size]
@@ -156,7 +156,7 @@ def translate(model, config, tokenizers, texts, beams):
     length = room_for(rows, config)
     if isinstance(model, kformer.Seq2SeqLM):
         return model.generate(texts, length, num_beams=beams)
-    return Whole(model, config, tokenizers[1]).generate(rows, length, beams)
+    return Whole(model, config, tokenizers[1]).generate(rows, length)
 
 
 def make_optimizer(run, args, steps):

@@ -3,12 +3,12 @@
 import numpy as np
 
 from kformer.config import check_whole
-from kformer.generation import beam, choosing, loop
+from kformer.generation import beam, choosing, drafting, loop
 
 DEFAULTS = dict(
     temperature=0.0, top_k=None, top_p=None, min_p=None, repetition_penalty=None,
     num_beams=1, length_penalty=0.6, num_return_sequences=1, min_new_tokens=0, no_repeat_ngram=0,
-    stop=None, seed=None, cache_dtype=None, return_scores=False,
+    stop=None, seed=None, cache_dtype=None, draft=None, guesses=4, return_scores=False,
 )  # fmt: skip
 # (name, what stands for None, what must hold, and in words)
 NUMBERS = [
@@ -25,17 +25,19 @@ class Result:
     """One continuation, without its stop, and its score; log_probs has the stop's too.
 
     text: what comes before a stop string, which may end in the middle of a token; else None.
+    stop: the id that ended it, or None.
     """
 
-    def __init__(self, ids, log_probs, score, text=None):
+    def __init__(self, ids, log_probs, score, text=None, stop=None):
         self.ids, self.log_probs, self.score, self.text = ids, log_probs, score, text
+        self.stop = stop
 
 
 class Request:
     """The arguments of `generate`, checked.
 
     Args:
-        model: a language model: a `loop.Writer` with `config`, `functions` and tokenizers.
+        model: a language model: a `steps.Writer` with `config`, `functions` and tokenizers.
         max_new_tokens, options: see `generate`.
     """
 
@@ -50,8 +52,6 @@ class Request:
             self.stop_ids = [model.config.eos_id, *self.stop_ids]
         if self.stop_texts and model.writer is None:
             raise ValueError("a stop string needs a model with a tokenizer, got tokenizer=None")
-        if self.stop_texts and self.num_beams > 1:
-            raise ValueError(f"a stop string needs num_beams=1, got {self.num_beams}")
         self.kind = choosing.Kind(
             draws=self.draws(),
             penalizes=self.repetition_penalty is not None,
@@ -78,9 +78,49 @@ class Request:
             most = f"num_return_sequences must be at most num_beams={self.num_beams}"
             need(self.num_return_sequences <= self.num_beams, most, self.num_return_sequences)
         need(self.cache_dtype in DTYPES, f"cache_dtype must be one of {DTYPES}", self.cache_dtype)
+        if self.draft is not None:
+            self.check_draft()
         if self.min_new_tokens > self.limit:
             rule = f"min_new_tokens must be at most max_new_tokens={self.limit}"
             raise ValueError(f"{rule}, got {self.min_new_tokens}")
+
+    def check_draft(self):
+        check_whole(1, guesses=self.guesses)
+        need(self.num_beams == 1, "draft needs num_beams=1", self.num_beams)
+        if isinstance(self.draft, str):
+            return need(self.draft == "lookup", 'draft must be "lookup" or a model', self.draft)
+        kind = f"draft must be a model that writes as a {type(self.model).__name__} does"
+        writes = hasattr(self.draft, "advance")
+        need(writes and self.draft.has_source == self.model.has_source, kind, self.draft)
+        mine, theirs = (
+            (model.config.vocabulary_size, model.config.target_size)
+            for model in (self.model, self.draft)
+        )
+        need(mine == theirs, f"draft must have the vocabulary of the model, {mine[-1]} ids", theirs)
+
+    def check_room(self, rows, before=0):
+        """Prompts must have a token, of the vocabulary, and fit into a table of positions.
+
+        before: so many tokens that they go on from.
+        """
+        model, size = self.model, self.model.config.vocabulary_size
+        tables = [m.config for m in (model, self.draft) if hasattr(m, "config")]
+        tables = [c.max_length for c in tables if c.position == "learned"]
+        for number, row in enumerate(rows):
+            if not row:
+                rule = "a prompt must have at least one token"
+                raise ValueError(f"{rule}, got none as prompt {number}")
+            if min(row) < 0 or max(row) >= size:
+                wrong = next(i for i in row if not 0 <= i < size)
+                raise ValueError(f"ids must be in [0, {size}), got {wrong} in prompt {number}")
+            longest = before + len(row) + self.limit
+            if model.has_source:
+                longest = max(len(row), self.limit + 1)
+            if tables and longest > min(tables):
+                rule = f"prompt and new tokens must fit into max_length={min(tables)}"
+                raise ValueError(
+                    f"{rule} with learned positions, got {longest} for prompt {number}"
+                )
 
     def check_stream(self):
         rule = "stream needs num_beams=1, num_return_sequences=1 and no scores"
@@ -128,32 +168,43 @@ class Request:
         draws = [np.random.default_rng(stream).random(self.limit) for stream in streams]
         return (np.floor(np.array(draws) * 2**23) / 2**23).astype("float32")
 
-    def begin(self, prompt, numbers, total):
+    def begin(self, prompt, numbers, total, kept=None):
         rows = len(prompt["ids"])
         numbers = [*numbers, *[numbers[0]] * (rows - len(numbers))]  # copies that fill the batch
         repeats = self.num_beams if self.num_beams > 1 else self.num_return_sequences
         rules, uniform = self.rules(numbers, total, repeats), self.uniform(numbers, repeats)
-        given = self.model.functions, prompt, rules, self.kind, self.limit, uniform
+        given = prompt, rules, self.kind, self.limit, uniform, repeats, self.cache_dtype, kept
         if self.num_beams > 1:
-            return beam.Search(*given, repeats, self.cache_dtype, self.length_penalty)
-        return loop.Decoding(*given, repeats, self.cache_dtype)
+            return beam.Search(self.length_penalty, self.model.functions, *given)
+        if self.draft is not None:
+            functions = self.model.functions_with(self.draft)
+            return drafting.Speculation(self.guesses, functions, *given)
+        return loop.Decoding(self.model.functions, *given)
 
-    def run(self, prompt, numbers, total):
+    def run(self, prompt, numbers, total, kept=None):
         """For every prompt its results, best first."""
-        decoding = self.begin(prompt, numbers, total)
-        while decoding.advance():
+        return self.finish(self.begin(prompt, numbers, total, kept))
+
+    def finish(self, decoding):
+        # A beam that has spelled a stop string must leave before it is followed any further.
+        number = 1 if self.stop_texts and self.num_beams > 1 else None
+        while decoding.is_going:
             if self.stop_texts:
                 decoding.stop(self.ended(decoding.texts()))
-        groups = decoding.results()
-        return [[self.result(*one) for one in group] for group in groups]
+            decoding.advance(number)
+        return self.results(decoding)
+
+    def results(self, decoding):
+        return [[self.result(*one) for one in group] for group in decoding.results()]
 
     def result(self, ids, log_probs, score=None):
         """What comes before the stop, be it an id or a text."""
-        ids, number = loop.cut(ids, self.stop_ids)
+        made, (ids, number) = ids, loop.cut(ids, self.stop_ids)
+        stop = int(made[number - 1]) if number > len(ids) else None
         ids, text, complete = self.before_text(ids)
         log_probs = log_probs[: number if complete is None else complete]
         score = float(np.sum(log_probs)) if score is None else float(score)
-        return Result(ids, log_probs, score, text)
+        return Result(ids, log_probs, score, text, stop if complete is None else None)
 
     def ended(self, rows):
         """Which rows of ids spell a stop string."""
@@ -179,12 +230,12 @@ class Request:
         kept = next(n for n in range(complete, -1, -1) if len(decode(ids[:n])) <= place)
         return ids[:kept], text[:place], complete
 
-    def pieces(self, prompt, as_text):
-        """The new part of a continuation after every few tokens."""
-        decoding, shown, going = self.begin(prompt, [0], 1), 0, True
+    def pieces(self, decoding, as_text):
+        """The new part of a continuation: the first token, and what every few more bring."""
+        shown, going = 0, True
         needs_text = as_text or self.stop_texts
         while going:
-            going = decoding.advance(STREAMED)
+            going = decoding.is_going
             ids, text, complete = self.before_text(loop.cut(decoding.texts()[0], self.stop_ids)[0])
             going = going and complete is None
             if text is None and needs_text:
@@ -201,12 +252,15 @@ class Request:
             if len(whole) > shown:
                 yield whole[shown:]
                 shown = len(whole)
+            if going:
+                decoding.advance(STREAMED)
 
     def answer(self, prompts, found):
         """Results in the kind that came in: a text, texts, lists or an array."""
-        many, single = self.num_return_sequences > 1, isinstance(prompts, str)
+        many, by_text = self.num_return_sequences > 1, isinstance(prompts, str)
         groups = [group[: self.num_return_sequences] for group in found]
-        as_texts = single or (len(prompts) and isinstance(prompts[0], str))
+        as_texts = by_text or (len(prompts) and isinstance(prompts[0], str))
+        single = by_text or isinstance(prompts[0], int)  # one row of ids
         if as_texts:
             decode = self.model.writer.decode
             ids = [
@@ -262,18 +316,3 @@ def filled(rows, value, dtype):
 
 def any_nested(rows):
     return bool(rows and rows[0] and isinstance(rows[0][0], list))
-
-
-def check_room(model, rows, new):
-    """Prompts must have a token, of the vocabulary, and fit into a table of positions."""
-    config, size = model.config, model.config.vocabulary_size
-    for number, row in enumerate(rows):
-        if not row:
-            raise ValueError(f"a prompt must have at least one token, got none as prompt {number}")
-        if min(row) < 0 or max(row) >= size:
-            wrong = next(i for i in row if not 0 <= i < size)
-            raise ValueError(f"ids must be in [0, {size}), got {wrong} in prompt {number}")
-        longest = max(len(row), new + 1) if model.has_source else len(row) + new
-        if config.position == "learned" and longest > config.max_length:
-            rule = f"prompt and new tokens must fit into max_length={config.max_length}"
-            raise ValueError(f"{rule} with learned positions, got {longest} for prompt {number}")

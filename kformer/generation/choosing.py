@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 
 from keras import ops
 
+from kformer import backend
+
 NEVER = -float("inf")
 
 
@@ -106,9 +108,17 @@ def draw(logits, rules, uniform):
 def at_least(logits, weights, needed):
     """(B, V): True for the fewest largest logits whose weights add up to `needed` (B,).
 
-    Found without sorting: by halving the interval in which the smallest of them must lie. Logits
-    are compared as they came: what a compiler computes twice it may round in two ways.
+    Compiled, it is found without sorting, which costs more there: by halving the interval in
+    which the smallest of them must lie. Logits are compared as they came: what a compiler computes
+    twice it may round in two ways.
     """
+    if not backend.compiles_loops():
+        order = ops.flip(ops.argsort(logits, axis=-1), axis=-1)
+        sums = ops.cumsum(ops.take_along_axis(weights, order, axis=-1), axis=-1)
+        number = ops.sum(ops.cast(sums < needed[:, None], "int32"), axis=-1, keepdims=True)
+        last = ops.minimum(number, logits.shape[-1] - 1)
+        place = ops.take_along_axis(order, last, axis=-1)
+        return logits >= ops.take_along_axis(logits, place, axis=-1)
     highest = ops.max(logits, axis=-1)
     lowest = ops.min(ops.where(logits > NEVER, logits, highest[:, None]), axis=-1)
 

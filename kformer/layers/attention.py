@@ -78,17 +78,6 @@ def swapped(x):
     return ops.transpose(x, (0, 2, 1, 3))
 
 
-def side_by_side(query, context):
-    """Rows that share a row of keys and values, the beams of one source, become queries beside
-    each other: (B · beams, N, 1, H) → (B, N, beams, H). Others stay as they are."""
-    if not isinstance(context, KeysValues) or query.shape[2] != 1:
-        return query
-    rows, sources = query.shape[0], context.keys.shape[0]
-    if rows == sources or rows is None or sources is None:
-        return query
-    return swapped(ops.reshape(query, (sources, rows // sources, *query.shape[1::2])))
-
-
 class Sight(NamedTuple):
     """All that attention needs to know of where its queries stand and what they may see."""
 
@@ -271,7 +260,7 @@ class MultiHeadAttention(layers.Layer):
             memory = self.keys_values(context, context_positions)
         if cache is not None:
             memory = cache = cache.write(*memory, start)
-        given = side_by_side(query, context), memory, visible, bias, training
+        given = query, memory, visible, bias, training
         out, scores = self._attend(*given, return_attention_scores or capturing())
         out = ops.reshape(swapped(out), (*ops.shape(x)[:2], self.num_heads * self.head_dim))
         out = self.output_projection(out)

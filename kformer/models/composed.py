@@ -19,7 +19,7 @@ class Writer(Generates):
         config: a `kformer.Config` with its vocabulary_size and special ids; the rest is not read.
         embed: function of ids (B, T) and positions (B, T) → (B, T, D).
         blocks: the `DecoderBlock`s, in order, without cross-attention.
-        head: function of hidden states (B, 1, D) → logits (B, 1, V); a final norm belongs to it.
+        head: function of hidden states (B, T, D) → logits (B, T, V); a final norm belongs to it.
         tokenizer: for texts in and out.
     """
 
@@ -48,11 +48,11 @@ class Writer(Generates):
         if start is None:
             tokens = describe(inputs, self.config)
         else:
-            tokens = masks.at(slots, start, inputs.shape[1])
+            tokens, last = masks.at(slots, start, inputs.shape[1]), start + inputs.shape[1] - 1
         x = without_padding(self.embed(unpack(inputs)[0], tokens.positions), tokens.real)
         caches = []
         for block, old in zip(self.blocks, cache, strict=True):
-            seen = None if start is None else kept_slots(old, slots, tokens)
+            seen = None if start is None else kept_slots(old, slots, last)
             sight = look(tokens, seen, True, block.window, block.bias)
             x, new = block(x, sight=sight, cache=old, start=start)
             caches.append(new)

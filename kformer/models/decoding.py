@@ -8,15 +8,25 @@ from keras import ops
 
 from kformer import masks
 from kformer.cache import NOTHING, BlockCache
-from kformer.generation import asking, loop
+from kformer.generation import asking, drafting
+from kformer.generation.functions import Functions
 from kformer.models.base import checked_before
 from kformer.models.inputs import align, in_batches, to_rows, up_to_bucket
 
 
 def compilations(model):
-    """How often decoding was compiled: {"prefill": n, "decode": n}. On torch, where nothing is
-    compiled, for how many shapes the operations were noted down."""
-    return model.functions.counts()
+    """How often decoding was compiled: {"prefill": n, "decode": n}, with every way of guessing.
+    On torch, where nothing is compiled, for how many shapes the operations were noted down."""
+    every = [model.functions, *(writer.functions for writer in model.drafted.values())]
+    counts = [functions.counts() for functions in every]
+    return {name: sum(count[name] for count in counts) for name in counts[0]}
+
+
+class Untracked:
+    """A dict that Keras does not look into: models in there are no part of the one outside."""
+
+    def __init__(self):
+        self.known = {}
 
 
 class Generates:
@@ -25,8 +35,8 @@ class Generates:
     def generate(
         self, prompts, max_new_tokens=64, *, temperature=0.0, top_k=None, top_p=None, min_p=None,
         repetition_penalty=None, num_beams=1, length_penalty=0.6, num_return_sequences=1,
-        min_new_tokens=0, no_repeat_ngram=0, stop=None, seed=None, cache_dtype=None,
-        return_scores=False, batch_size=32,
+        min_new_tokens=0, no_repeat_ngram=0, stop=None, seed=None, cache_dtype=None, draft=None,
+        guesses=4, return_scores=False, batch_size=32, after=None,
     ):  # fmt: skip
         """Continuations of prompts, or translations of sources, in the kind that came in.
 
@@ -46,18 +56,24 @@ class Generates:
             stop: ids or strings that end a row, one or a list.
             seed: of the draws.
             cache_dtype: "float32", "bfloat16" or "float16"; None = what the model computes in.
+            draft: who guesses the next `guesses` tokens, for the model to read at once: a smaller
+                model with the same vocabulary, or "lookup", which goes on as the text did where
+                the same tokens stood before. The outcome is the same, draws included.
             return_scores: also the log-probabilities of the tokens, stops included, and a score
                 for each continuation.
             batch_size: rows that are decoded together, shortest first.
+            after: a `Conversation` that all the prompts go on from; its text is read once.
         """
         given = locals()
         options = {name: given[name] for name in asking.DEFAULTS}
+        options.update({} if after is None else after.settings)
         request = asking.Request(self, max_new_tokens, **options)
-        rows = self.prompt_rows(prompts)
-        asking.check_room(self, rows, max_new_tokens)
+        kept = None if after is None else after.keep_all(self)
+        rows = self.prompt_rows(prompts, begins=kept is None)
+        request.check_room(rows, 0 if kept is None else len(after.ids))
         found = [None] * len(rows)
         for numbers, batch in in_batches(rows, batch_size):
-            results = request.run(self.prepared(batch), numbers, len(rows))
+            results = request.run(self.prepared(batch), numbers, len(rows), kept)
             for number, result in zip(numbers, results, strict=False):
                 found[number] = result
         return request.answer(prompts, found)
@@ -68,26 +84,43 @@ class Generates:
         request = asking.Request(self, max_new_tokens, **options)
         request.check_stream()
         rows = self.prompt_rows(prompt[None] if hasattr(prompt, "shape") else [prompt])
-        asking.check_room(self, rows, max_new_tokens)
-        return request.pieces(self.prepared(rows), isinstance(prompt, str))
+        request.check_room(rows)
+        return request.pieces(request.begin(self.prepared(rows), [0], 1), isinstance(prompt, str))
 
     @property
     def functions(self):
         """What is compiled for decoding."""
         if "decoding" not in self._functions:
-            self._functions["decoding"] = loop.Functions(self)
+            self._functions["decoding"] = Functions(self)
         return self._functions["decoding"]
+
+    @property
+    def drafted(self):
+        """This model with each that has guessed for it, by their identity."""
+        return self._functions.setdefault("drafted", Untracked()).known
+
+    def functions_with(self, draft):
+        """What is compiled for decoding with guesses of "lookup" or a smaller model."""
+        if draft is None:
+            return self.functions
+        by_text = isinstance(draft, str)
+        key = draft if by_text else id(draft)
+        if key not in self.drafted:
+            make = drafting.Lookup if by_text else drafting.Pair
+            self.drafted[key] = make(self, draft)
+        return self.drafted[key].functions
 
     @property
     def writer(self):
         """The tokenizer of what is written."""
         return getattr(self, "target_tokenizer", self.tokenizer)
 
-    def prompt_rows(self, prompts):
-        """Lists of ids: texts are encoded, padding is taken off arrays."""
+    def prompt_rows(self, prompts, begins=True):
+        """Lists of ids: texts are encoded, as the beginning of one or not; padding is taken off
+        arrays."""
         if isinstance(prompts, dict):
             raise ValueError(f"prompts must be texts or rows of ids, got a dict of {[*prompts]}")
-        rows = to_rows(prompts, self.tokenizer, self.encode_prompts)
+        rows = to_rows(prompts, self.tokenizer, self.encode_prompts if begins else None)
         if hasattr(prompts, "shape") and self.config.pad_id is not None:
             return [[i for i in row if i != self.config.pad_id] for row in rows]
         return rows
@@ -99,31 +132,33 @@ class Generates:
         ids, real = align(rows, length, self.config.pad_id, right=True)
         return {"ids": ids, "real": real}
 
-    # What the decoding loop asks for: see `loop.Writer`.
+    # What the decoding loop asks for: see `steps.Writer`.
 
-    def begin(self, prompt, slots, dtype, cross=None, memory_tokens=None):
+    def begin(self, prompt, dtype, cross=None, memory_tokens=None):
         """The prompts go through the stack at once; only their last states get logits."""
         caches = [BlockCache(NOTHING, keys) for keys in cross or [None] * len(self.decoder.blocks)]
         inputs = {"ids": prompt["ids"], "padding_mask": prompt["real"]}
         with checked_before():
             hidden, caches = self.decoder(inputs, cache=caches, memory_tokens=memory_tokens)
-        filled, dtype = prompt["ids"].shape[1], dtype or self.compute_dtype
-        own = [cache.own.cast(dtype) for cache in caches]
-        return self.last_logits(hidden), self.grow(own, slots, filled), ()
+        own = [cache.own.cast(dtype or self.compute_dtype) for cache in caches]
+        return self.last_logits(hidden, 1)[:, 0], own, ()
 
-    def advance(self, ids, start, tokens, memory, shared):
+    def advance(self, ids, start, tokens, memory, shared, last=1, at=None):
         cross, source_real = shared or ([None] * len(memory), None)
         caches = [BlockCache(*pair) for pair in zip(memory, cross, strict=True)]
         source = None if source_real is None else masks.describe(source_real)
         given = dict(cache=caches, start=start, slots=tokens, memory_tokens=source)
         with checked_before():
             hidden, caches = self.decoder(ids, **given)
-        return self.last_logits(hidden), [cache.own for cache in caches]
+        if at is not None:
+            hidden = ops.take_along_axis(hidden, at[:, None, None], axis=1)
+        return self.last_logits(hidden, last), [cache.own for cache in caches]
 
-    def grow(self, memory, slots, filled=None):
-        """Windowed blocks keep no more slots than their window is wide."""
-        sizes = [min(slots, block.window or slots) for block in self.decoder.blocks]
-        return [one.resize(size, filled) for one, size in zip(memory, sizes, strict=True)]
+    def grow(self, memory, slots, last, width=1, ahead=0, shift=None):
+        """Windowed blocks keep no more places than their window is wide."""
+        windows = [block.window for block in self.decoder.blocks]
+        sizes = [slots if w is None else min(slots, w * width + ahead) for w in windows]
+        return [one.resize(size, last, shift) for one, size in zip(memory, sizes, strict=True)]
 
-    def last_logits(self, hidden):
-        return ops.cast(self.head_logits(hidden[:, -1:], None, False)[:, 0], "float32")
+    def last_logits(self, hidden, number):
+        return ops.cast(self.head_logits(hidden[:, -number:], None, False), "float32")

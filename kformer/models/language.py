@@ -237,13 +237,13 @@ class Seq2SeqLM(Generates, LanguageModel):
         start = super().prepared([[self.config.bos_id]] * len(rows))
         return {**start, "source": source, "source_real": real}
 
-    def begin(self, prompt, slots, dtype):
+    def begin(self, prompt, dtype):
         """The encoder's output as keys and values of every block of the decoder: made once."""
         source, real = prompt["source"], prompt["source_real"]
         with checked_before():
             memory = self.backbone.encoder({"ids": source, "padding_mask": real})
             cross = [block.cross_attention.keys_values(memory) for block in self.decoder.blocks]
-        logits, own, _ = super().begin(prompt, slots, dtype, cross, masks.describe(real))
+        logits, own, _ = super().begin(prompt, dtype, cross, masks.describe(real))
         return logits, own, (cross, real)
 
     def score_inputs(self, given):

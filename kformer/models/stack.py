@@ -66,12 +66,12 @@ class Stack(Transformer):
         if start is None:
             tokens = describe(inputs, self.config, self.is_target)
         else:
-            tokens = masks.at(slots, start, inputs.shape[1])
+            tokens, last = masks.at(slots, start, inputs.shape[1]), start + inputs.shape[1] - 1
         x = self.embed(inputs, tokens, training=training)
         sights = {}
         for number, block in enumerate(self.blocks):
             if block.window not in sights:  # those of one window see, and keep, the same
-                seen = None if start is None else kept_slots(cache[number], slots, tokens)
+                seen = None if start is None else kept_slots(cache[number], slots, last)
                 sights[block.window] = look(tokens, seen, self.causal, block.window, self.bias)
         across = None if memory_tokens is None else look(tokens, memory_tokens)
         hidden, caches = [x], []
@@ -143,10 +143,10 @@ class Stack(Transformer):
         check(inputs, self.config, size, name)
 
 
-def kept_slots(cache, slots, new):
-    """The description of the slots that a block's cache keeps, after the `new` tokens."""
+def kept_slots(cache, slots, last):
+    """The description of the slots that a block's cache keeps, after token number `last`."""
     size = cache.own.keys.shape[2]
-    return slots if size == slots.real.shape[1] else masks.ring(slots, new.order[0, -1], size)
+    return slots if size == slots.real.shape[1] else masks.ring(slots, last, size)
 
 
 def is_floating(leaf):

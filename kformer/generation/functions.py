@@ -1,0 +1,76 @@
+"""What is compiled for a writer: once for each size of batch and bucket of lengths, and counted."""
+
+import functools
+
+import numpy as np
+from keras import ops
+
+from kformer import backend
+
+
+class Loop:
+    """run(state, fixed, until) calls state = step(writer, state, fixed) up to the place `until`, as
+    long as a row is going. Where loops are compiled it is one function for any number."""
+
+    def __init__(self, step, writer):
+        def whole(writer, state, fixed, until):
+            def more(state):
+                return ops.logical_and(state.place < until, ops.any(state.going))
+
+            def body(state):
+                with backend.isolated(writer):
+                    return (step(writer, state, fixed),)
+
+            return ops.while_loop(more, body, (state,))[0]
+
+        self.inside = backend.compiles_loops()
+        self.compiled = backend.Compiled(whole if self.inside else step, writer, takes=0)
+
+    def __call__(self, state, fixed, until):
+        if self.inside:
+            return self.compiled(state, fixed, np.asarray(until, "int32"))
+
+        def more(state):
+            return int(state.place) < until and bool(ops.any(state.going))
+
+        return self.compiled.repeat(more, state, fixed)
+
+    @property
+    def count(self):
+        return self.compiled.count
+
+
+class Functions:
+    """What is compiled for a writer: one function for each name and each set of constants."""
+
+    def __init__(self, writer):
+        self.writer, self.made, self.known = writer, {}, None
+
+    def get(self, name, make, function, static):
+        known = [(id(v), str(v.dtype)) for v in self.writer.variables]
+        if known != self.known:  # quantized, or given adapters: what was compiled is stale
+            self.made, self.known = {}, known
+        key = (name, function, *sorted(static.items()))
+        if key not in self.made:
+            self.made[key] = make(functools.partial(function, **static), self.writer)
+        return self.made[key]
+
+    def prefill(self, function, *inputs, **static):
+        return self.get("prefill", backend.Compiled, function, static)(*inputs)
+
+    def grow(self, function, *inputs, **static):
+        return self.get("grow", backend.Compiled, function, static)(*inputs)
+
+    def choose(self, function, *inputs, **static):
+        return self.get("choose", backend.Compiled, function, static)(*inputs)
+
+    def decode(self, step, state, fixed, until, **static):
+        return self.get("decode", Loop, step, static)(state, fixed, until)
+
+    def counts(self):
+        """{"prefill": n, "decode": n}, how often something was compiled."""
+        out = {"prefill": 0, "decode": 0}
+        for (name, *_), function in self.made.items():
+            if name in out:
+                out[name] += function.count
+        return out
