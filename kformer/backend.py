@@ -94,8 +94,7 @@ def write(cache, new, start):
     """`cache` (B, K, S, H) with `new` (B, K, T, H) at slots start, start + 1, ..., round and round.
 
     On torch outside of training the cache itself is changed: copying it for every token would
-    cost more than the token. The others change a few slots in place; for many, a prompt that
-    goes on from what is there, they make the cache anew.
+    cost more than the token.
     """
     new, slots, length = ops.cast(new, cache.dtype), cache.shape[2], new.shape[2]
     if BACKEND == "torch":
@@ -103,14 +102,17 @@ def write(cache, new, start):
             cache = cache.clone()
         places = (torch.arange(length, device=cache.device) + start) % slots
         return cache.index_copy_(2, places, new)
-    if length > 16:
-        behind = (ops.arange(slots, dtype="int32") - start) % slots
+    zero, first = ops.zeros_like(start), start % slots
+    if length == 1:
+        return ops.slice_update(cache, (zero, zero, first, zero), new)
+    # The tokens up to the last slot, and those that begin again at the first one: a stretch of
+    # `length` slots each, in which what is not new stays.
+    for place in ops.minimum(first, slots - length), zero:
+        at = (zero, zero, place, zero)
+        behind = (place + ops.arange(length, dtype="int32") - first) % slots
         moved = ops.take(new, ops.minimum(behind, length - 1), axis=2)
-        return ops.where((behind < length)[:, None], moved, cache)
-    zero = ops.zeros_like(start)
-    for i in range(length):
-        place = (zero, zero, (start + i) % slots, zero)
-        cache = ops.slice_update(cache, place, new[:, :, i : i + 1])
+        mixed = ops.where((behind < length)[:, None], moved, ops.slice(cache, at, new.shape))
+        cache = ops.slice_update(cache, at, mixed)
     return cache
 
 

@@ -43,6 +43,9 @@ class KeysValues(NamedTuple):
         size = self.keys.shape[2]
         if slots == size and shift is None:
             return self
+        if slots > size and shift is None:  # a ring is made in its full size at once
+            more = ((0, 0), (0, 0), (0, slots - size), (0, 0))
+            return KeysValues(*(ops.pad(x, more) for x in self))
         if shift is None:
             numbers = last - (last - ops.arange(slots, dtype="int32")) % slots
             return KeysValues(*(ops.take(x, numbers % size, axis=2) for x in self))

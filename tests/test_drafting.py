@@ -7,7 +7,7 @@ from support import CONFIGS, make_model
 from writers import PROMPTS, WRITERS, make_writer, talker, writer
 
 import kformer
-from kformer.generation import asking
+from kformer.generation import asking, loop
 
 
 def drafts(kind, name):
@@ -34,12 +34,24 @@ def test_p15_p17_guesses_do_not_change_draws():
     """Not only the distribution is the same: every draw is."""
     model, guessing = drafts("CausalLM", "alibi")
     several = dict(num_return_sequences=2, repetition_penalty=1.3)
-    for draft, options in zip(guessing, (
+    order = guessing[0], guessing[2], guessing[1]
+    for draft, options in zip(order, (
         dict(temperature=1.3, top_p=0.9, seed=5, **several), dict(temperature=2.0, seed=1),
         dict(no_repeat_ngram=2, stop=[7, 9], min_new_tokens=4),
     ), strict=True):  # fmt: skip
         expected = model.generate(PROMPTS, 12, **options)
         assert model.generate(PROMPTS, 12, **options, draft=draft, guesses=2) == expected, options
+
+
+@pytest.mark.parametrize("name", ["llama", "alibi"])
+def test_guesses_across_chunks_and_slots_that_grow(name, monkeypatch):
+    model, guessing = drafts("CausalLM", name)
+    options = dict(temperature=1.2, seed=4)
+    expected = model.generate(PROMPTS, 24, **options)
+    monkeypatch.setattr(loop, "LEAST_SLOTS", 8)
+    monkeypatch.setattr(loop, "CHUNK", 3)
+    for draft in guessing[1:]:
+        assert model.generate(PROMPTS, 24, **options, draft=draft, guesses=3) == expected
 
 
 def test_right_guesses_come_at_once():
@@ -78,5 +90,9 @@ def test_bad_drafts():
             model.generate(PROMPTS, 4, draft=draft)
     with pytest.raises(ValueError, match="draft needs num_beams=1, got 2"):
         model.generate(PROMPTS, 4, draft="lookup", num_beams=2)
+    scaling = {"type": "dynamic", "factor": 2.0}
+    stretched = make_model("CausalLM", CONFIGS["llama"].replace(rotary_scaling=scaling))
+    with pytest.raises(ValueError, match="rotary scaling that knows no length, got 'dynamic'"):
+        stretched.generate(PROMPTS, 4, draft="lookup")
     with pytest.raises(ValueError, match="guesses must be a whole number of at least 1, got 0"):
         model.generate(PROMPTS, 4, draft="lookup", guesses=0)

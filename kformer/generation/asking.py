@@ -75,6 +75,8 @@ class Request:
         need(greedy, "beams need temperature=0", self.temperature)
         need(self.num_beams <= self.size, f"num_beams must be at most {self.size}", self.num_beams)
         if self.num_beams > 1:
+            branches = getattr(self.model, "takes_branches", False)
+            need(branches, "beams need a writer that takes branches, one beam", self.num_beams)
             most = f"num_return_sequences must be at most num_beams={self.num_beams}"
             need(self.num_return_sequences <= self.num_beams, most, self.num_return_sequences)
         need(self.cache_dtype in DTYPES, f"cache_dtype must be one of {DTYPES}", self.cache_dtype)
@@ -86,6 +88,8 @@ class Request:
 
     def check_draft(self):
         check_whole(1, guesses=self.guesses)
+        scaling = (self.model.config.rotary_scaling or {}).get("type")
+        need(scaling != "dynamic", "draft needs rotary scaling that knows no length", scaling)
         need(self.num_beams == 1, "draft needs num_beams=1", self.num_beams)
         if isinstance(self.draft, str):
             return need(self.draft == "lookup", 'draft must be "lookup" or a model', self.draft)

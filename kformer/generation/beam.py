@@ -7,8 +7,8 @@ The beams of a prompt share one row of the memory: a place of the text has K slo
 each beam, behind the prompt, which stands there once. When beams are chosen anew, nothing is
 copied but `paths`, which says for every beam in whose slots its past stands; the mask follows it.
 
-Letters: B prompts, K beams, R = B · K, C candidates, P places of the prompt, L of a text,
-S = P + (L − P) · K slots of the memory, V ids.
+Letters: B prompts, K beams, R = B · K, C candidates, P places of the prompt, L of a text, S slots
+of the memory, V ids.
 """
 
 from typing import Any, NamedTuple
@@ -182,7 +182,9 @@ class Search(Decoding):
 
     @property
     def slots(self):
-        return self.first + (self.places - self.first) * self.repeats
+        """At least P + (L − P) · K, with P down to a power of two, so that few sizes compile."""
+        low = 1 << (self.first.bit_length() - 1)
+        return low + (self.places - low) * self.repeats
 
     def last_slot(self):
         return self.first + (self.place - 1 - self.first) * self.repeats - 1
@@ -191,6 +193,7 @@ class Search(Decoding):
         """K slots for every place behind the prompt."""
         order = np.arange(self.slots, dtype="int32") - self.first
         order = self.first + np.where(order < 0, order, order // self.repeats)
+        order = np.minimum(order, self.places - 1)  # more slots than places: never written
         real = np.ones((len(self.row_real), self.places), bool)
         real[:, : self.first] = self.row_real
         positions = positions_of(real, self.last_position(self.row_real))
@@ -201,9 +204,7 @@ class Search(Decoding):
         """These beams, a boolean (R,), have stopped."""
         if rows.any():
             ended = rows.reshape(-1, self.repeats)
-            given = self.state, self.fixed(0), ended
-            self.state = self.functions.choose(retire, *given, width=self.repeats)
-            self.look()
+            self.choose(retire, self.fixed(0), ended, width=self.repeats)
 
     def kept(self, number):
         """Nothing: the memory is that of all beams."""

@@ -4,7 +4,7 @@ from kformer.generation import asking, loop
 
 
 class Conversation:
-    """A text to which somebody and a model add in turns, every token of which is read once.
+    """A text to which somebody and a model add in turns; what was read of it is kept.
 
         talk = kformer.Conversation(model)
         talk.generate("Once upon a time", 20)
@@ -16,6 +16,9 @@ class Conversation:
         cache_dtype, draft, guesses: as in `generate`, for all turns.
     Attributes:
         ids: all tokens so far, prompts and continuations, and the stop ids between them.
+
+    What the model wrote with several beams is read once more, and so is what a window may have
+    lost behind a stop string. After the model was trained or quantized, call `forget`.
     """
 
     def __init__(self, model, cache_dtype=None, draft=None, guesses=4):
@@ -73,9 +76,17 @@ class Conversation:
         return self.ids[0 if self.kept is None else len(self.kept.ids) :]
 
     def remember(self, row, result, decoding):
-        new = result.ids if result.stop is None else [*result.ids, result.stop]
-        self.ids = self.ids + row + new
-        self.kept = decoding.kept(decoding.first + len(new))
+        """The turn becomes part of the text: what was written, and the id that ended it."""
+        ids = result.ids + ([] if result.stop is None else [result.stop])
+        if result.text is not None:  # a stop string may have left the beginning of a token
+            whole = self.model.writer.decode(result.ids)
+            ids = ids + self.model.writer.encode(result.text[len(whole) :])
+        self.ids = self.ids + row + ids
+        self.kept = decoding.kept(decoding.first + len(result.ids)) or self.kept
+
+    def forget(self):
+        """Keys and values of weights that are no more; the text stays, and is read again."""
+        self.kept = None
 
     def keep_all(self, model):
         """`loop.Kept` of the whole text, for prompts of `model` to go on from; None if empty."""

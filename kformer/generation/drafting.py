@@ -5,7 +5,8 @@
 
 What is kept is always the model's own choice, made by the same rules and, if tokens are drawn, from
 the same uniform numbers as without a guess. So the outcome is the same, token by token, draws
-included; a good guess only makes it come sooner. The guess is drawn from those numbers as well.
+included, as far as the logits of several tokens at once agree with those of one at a time; a good
+guess only makes it come sooner. The guess is drawn from those numbers as well.
 
 In a batch all rows keep as many tokens as the row whose guess was worst.
 
@@ -123,6 +124,7 @@ class Speculation(Decoding):
     """
 
     step = staticmethod(take_round)
+    unsure = 2  # a draft has not read its own last guess
 
     def __init__(self, guesses, *args, **kwargs):
         self.guesses = guesses

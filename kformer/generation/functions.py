@@ -68,9 +68,9 @@ class Functions:
         return self.get("decode", Loop, step, static)(state, fixed, until)
 
     def counts(self):
-        """{"prefill": n, "decode": n}, how often something was compiled."""
-        out = {"prefill": 0, "decode": 0}
+        """{"prefill": n, "decode": n}, how often something was compiled; and "grow" and "choose",
+        small functions without the model, for more slots and for the choice after the prompt."""
+        out = dict.fromkeys(("prefill", "decode", "grow", "choose"), 0)
         for (name, *_), function in self.made.items():
-            if name in out:
-                out[name] += function.count
+            out[name] += function.count
         return out

@@ -66,6 +66,8 @@ class Decoding:
     """
 
     step, first_choice = staticmethod(take_step), staticmethod(choose_next)
+    by_place = "ids", "log_probs"  # what of the state has a column for every place
+    unsure = 1  # so many of the last tokens the model may not have read
 
     def __init__(
         self, functions, prompt, rules, kind, limit, uniform, repeats=1, dtype=None, kept=None
@@ -84,8 +86,15 @@ class Decoding:
         texts[:, : self.first] = ids
         place, going = np.asarray(self.first, "int32"), np.ones(len(ids), bool)
         state = State(texts, np.zeros(texts.shape, "float32"), memory, place, going)
-        given = self.begun(state), logits, self.fixed(1)
-        self.state = self.functions.choose(self.first_choice, *given, **self.kind)
+        self.state = self.begun(state)
+        self.choose(self.first_choice, logits, self.fixed(1), **self.kind)
+
+    def choose(self, function, *inputs, **static):
+        """The state after a function that leaves the memory alone, which is not handed to it: it
+        would come back as a copy."""
+        given = self.state._replace(memory=()), *inputs
+        state = self.functions.choose(function, *given, **static)
+        self.state = state._replace(memory=self.state.memory)
         self.look()
 
     def prepare(self):
@@ -144,8 +153,6 @@ class Decoding:
         """The last one that was written."""
         return self.place - 2
 
-    by_place = "ids", "log_probs"
-
     def fixed(self, number):
         """What the next `number` tokens need."""
         real = np.ones((len(self.real), self.places), bool)
@@ -184,17 +191,16 @@ class Decoding:
         return [pairs[i : i + self.repeats] for i in range(0, len(pairs), self.repeats)]
 
     def kept(self, number):
-        """The first `number` places of the one row, as far as the model has read them; None if a
-        window may have lost some of them."""
-        read_on = self.place - 1
-        number = min(number, read_on)
-        wrote_more = number < read_on or int(backend.to_numpy(self.state.place)) > self.place
+        """The first `number` places of the one row, as far as the model has read them for sure;
+        None if a window may have lost some of them."""
+        place = int(backend.to_numpy(self.state.place))
+        number = min(number, place - self.unsure)
         sizes = {x.shape[2] for x in tree.flatten(self.state.memory)}
-        if wrote_more and min(sizes) < self.slots:
-            return None
-        ids = backend.to_numpy(self.state.ids)[0, :number]
         front = int(np.argmax(self.real[0]))
-        return Kept(self.state.memory, self.shared, ids[front:].tolist(), number - 1)
+        if number <= front or (number < place - 2 and min(sizes) < self.slots):
+            return None
+        ids = backend.to_numpy(self.state.ids)[0, front:number]
+        return Kept(self.state.memory, self.shared, ids.tolist(), number - 1)
 
 
 def read_prompts(functions, prompt, dtype, kept, slots, repeats=1, room=()):
@@ -219,10 +225,11 @@ def keep(functions, prompt, dtype, kept=None):
 
 def joined(kept, prompt):
     """ids and real of the prompts behind what they go on from; what is missing is in front."""
-    before = [] if kept is None else kept.ids
     real = np.asarray(prompt["real"])
-    rows = [[*before, *ids[some]] for ids, some in zip(prompt["ids"], real, strict=True)]
-    length = len(before) + real.shape[1]
+    if kept is None:
+        return prompt["ids"], real
+    rows = [[*kept.ids, *ids[some]] for ids, some in zip(prompt["ids"], real, strict=True)]
+    length = len(kept.ids) + real.shape[1]
     ids = np.array([[0] * (length - len(row)) + row for row in rows], "int32")
     return ids, np.array([[False] * (length - len(row)) + [True] * len(row) for row in rows])
 

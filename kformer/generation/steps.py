@@ -25,6 +25,7 @@ class Writer(Protocol):
     stays as it is."""
 
     variables: Any  # a Keras layer has them: weights that training changes are seen
+    takes_branches: bool  # `advance` minds `tokens.branch`, so that beams can be followed
 
     def begin(self, prompt, dtype):
         """(logits (R, V) of the first new token, memory, shared) for `prompt`, the tensors that
@@ -33,12 +34,13 @@ class Writer(Protocol):
     def advance(self, ids, start, tokens, memory, shared, last=1, at=None):
         """(logits (R, last, V), memory) after ids (R, T) have gone to the slots from `start` on,
         a tensor; `tokens` (`masks.Tokens`) describes all slots. The logits are those of the last
-        tokens, or of the ones at `at` (R,)."""
+        tokens, or of the ones at `at` (R,). With beams the T tokens are one for each beam, all at
+        the same place of the text, and `tokens.branch` (R, T, S) says which slots each may see."""
 
     def grow(self, memory, slots, last, width=1, ahead=0, shift=None):
-        """The same memory with `slots` slots, after token number `last`, a tensor. Where only a
-        window of it is kept, it has `width` slots for each place, and `ahead` more. What was token
-        number n of its row is number n + shift then: a tensor (R,), or None = 0."""
+        """The same memory with `slots` slots, after slot number `last`, a tensor () or (R,), has
+        been written. Where only a window of it is kept, it has `width` slots for each place, and
+        `ahead` more. What was in slot n is in slot n + shift then: a tensor (R,), or None = 0."""
 
 
 class State(NamedTuple):

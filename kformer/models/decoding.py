@@ -19,7 +19,7 @@ def compilations(model):
     On torch, where nothing is compiled, for how many shapes the operations were noted down."""
     every = [model.functions, *(writer.functions for writer in model.drafted.values())]
     counts = [functions.counts() for functions in every]
-    return {name: sum(count[name] for count in counts) for name in counts[0]}
+    return {name: sum(count[name] for count in counts) for name in ("prefill", "decode")}
 
 
 class Untracked:
@@ -31,6 +31,8 @@ class Untracked:
 
 class Generates:
     """What `CausalLM` and `Seq2SeqLM` share: text in, its continuation (or translation) out."""
+
+    takes_branches = True  # see `steps.Writer`
 
     def generate(
         self, prompts, max_new_tokens=64, *, temperature=0.0, top_k=None, top_p=None, min_p=None,
@@ -60,17 +62,15 @@ class Generates:
                 model with the same vocabulary, or "lookup", which goes on as the text did where
                 the same tokens stood before. The outcome is the same, draws included.
             return_scores: also the log-probabilities of the tokens, stops included, and a score
-                for each continuation.
+                for each continuation; beams are scored by what the penalties have left.
             batch_size: rows that are decoded together, shortest first.
             after: a `Conversation` that all the prompts go on from; its text is read once.
         """
         given = locals()
         options = {name: given[name] for name in asking.DEFAULTS}
-        options.update({} if after is None else after.settings)
-        request = asking.Request(self, max_new_tokens, **options)
-        kept = None if after is None else after.keep_all(self)
+        request, kept = self.asked(max_new_tokens, options, after)
         rows = self.prompt_rows(prompts, begins=kept is None)
-        request.check_room(rows, 0 if kept is None else len(after.ids))
+        request.check_room(rows, 0 if kept is None else len(kept.ids))
         found = [None] * len(rows)
         for numbers, batch in in_batches(rows, batch_size):
             results = request.run(self.prepared(batch), numbers, len(rows), kept)
@@ -78,14 +78,28 @@ class Generates:
                 found[number] = result
         return request.answer(prompts, found)
 
-    def stream(self, prompt, max_new_tokens=64, **options):
+    def stream(self, prompt, max_new_tokens=64, *, after=None, **options):
         """The continuation of one prompt, piece by piece as it is made: texts if the prompt is
-        one, else lists of ids. options: those of `generate`, beams and several sequences apart."""
-        request = asking.Request(self, max_new_tokens, **options)
+        one, else lists of ids. options: those of `generate`, beams, several sequences, scores and
+        batch_size apart."""
+        request, kept = self.asked(max_new_tokens, options, after)
         request.check_stream()
-        rows = self.prompt_rows(prompt[None] if hasattr(prompt, "shape") else [prompt])
-        request.check_room(rows)
-        return request.pieces(request.begin(self.prepared(rows), [0], 1), isinstance(prompt, str))
+        prompts = prompt[None] if hasattr(prompt, "shape") else [prompt]
+        rows = self.prompt_rows(prompts, begins=kept is None)
+        request.check_room(rows, 0 if kept is None else len(kept.ids))
+        decoding = request.begin(self.prepared(rows), [0], 1, kept)
+        return request.pieces(decoding, isinstance(prompt, str))
+
+    def asked(self, max_new_tokens, options, after=None):
+        """The request, checked, and what its prompts go on from, or None."""
+        if after is None:
+            return asking.Request(self, max_new_tokens, **options), None
+        for name, value in after.settings.items():
+            given = options.get(name, value)
+            if given is not value and given != asking.DEFAULTS[name]:
+                raise ValueError(f"{name} must be that of the conversation, {value}, got {given}")
+        request = asking.Request(self, max_new_tokens, **{**options, **after.settings})
+        return request, after.keep_all(self)
 
     @property
     def functions(self):
@@ -96,19 +110,18 @@ class Generates:
 
     @property
     def drafted(self):
-        """This model with each that has guessed for it, by their identity."""
+        """This model with "lookup" and with the last model that has guessed for it."""
         return self._functions.setdefault("drafted", Untracked()).known
 
     def functions_with(self, draft):
         """What is compiled for decoding with guesses of "lookup" or a smaller model."""
         if draft is None:
             return self.functions
-        by_text = isinstance(draft, str)
-        key = draft if by_text else id(draft)
-        if key not in self.drafted:
-            make = drafting.Lookup if by_text else drafting.Pair
-            self.drafted[key] = make(self, draft)
-        return self.drafted[key].functions
+        make = drafting.Lookup if isinstance(draft, str) else drafting.Pair
+        known = self.drafted.get(make)
+        if known is None or known.draft is not draft:
+            known = self.drafted[make] = make(self, draft)
+        return known.functions
 
     @property
     def writer(self):
