@@ -52,7 +52,7 @@ def fused_attention(query, key, value, visible, bias, scale):
 
     Args:
         query: (B, N, T, H).
-        key, value: (B, K, S, H); N is a multiple of K.
+        key, value: (B, K, S, H), or folded to (B · K, S, H); N is a multiple of K.
         visible: boolean, broadcastable to (B, N, T, S). It reaches the kernel as booleans: as
             large negative numbers they make wrong gradients in rows that see nothing.
         bias: None, or broadcastable to (B, N, T, S).
@@ -77,6 +77,8 @@ def _torch_attention(query, key, value, visible, bias, scale):
 
 
 def _jax_attention(query, key, value, visible, bias, scale):
+    if key.ndim == 3:
+        key, value = (x.reshape(query.shape[0], -1, *x.shape[1:]) for x in (key, value))
     query, key, value = (ops.swapaxes(x, 1, 2) for x in (query, key, value))
     bias = None if bias is None else bias.astype(query.dtype)
     attend = functools.partial(jax.nn.dot_product_attention, bias=bias, mask=visible, scale=scale)
@@ -91,26 +93,29 @@ def _jax_attention(query, key, value, visible, bias, scale):
 
 
 def write(cache, new, start):
-    """`cache` (B, K, S, H) with `new` (B, K, T, H) at slots start, start + 1, ..., round and round.
+    """`cache` (B, K, S, H) with `new` (B, K, T, H) at slots start, start + 1, ..., round and round;
+    the leading axes may be folded into one.
 
     On torch outside of training the cache itself is changed: copying it for every token would
     cost more than the token.
     """
-    new, slots, length = ops.cast(new, cache.dtype), cache.shape[2], new.shape[2]
+    slots, length = cache.shape[-2], new.shape[-2]
+    new = ops.cast(ops.reshape(new, (*cache.shape[:-2], *new.shape[-2:])), cache.dtype)
     if BACKEND == "torch":
         if torch.is_grad_enabled():
             cache = cache.clone()
         places = (torch.arange(length, device=cache.device) + start) % slots
-        return cache.index_copy_(2, places, new)
+        return cache.index_copy_(-2, places, new)
     zero, first = ops.zeros_like(start), start % slots
+    zeros = [zero] * (len(cache.shape) - 2)
     if length == 1:
-        return ops.slice_update(cache, (zero, zero, first, zero), new)
+        return ops.slice_update(cache, (*zeros, first, zero), new)
     # The tokens up to the last slot, and those that begin again at the first one: a stretch of
     # `length` slots each, in which what is not new stays.
     for place in ops.minimum(first, slots - length), zero:
-        at = (zero, zero, place, zero)
+        at = (*zeros, place, zero)
         behind = (place + ops.arange(length, dtype="int32") - first) % slots
-        moved = ops.take(new, ops.minimum(behind, length - 1), axis=2)
+        moved = ops.take(new, ops.minimum(behind, length - 1), axis=-2)
         mixed = ops.where((behind < length)[:, None], moved, ops.slice(cache, at, new.shape))
         cache = ops.slice_update(cache, at, mixed)
     return cache

@@ -20,7 +20,7 @@ from kformer import backend
 
 class KeysValues(NamedTuple):
     """Projected keys and values, each (B, K, S, H): a head's keys lie together, which is how
-    decoding reads them."""
+    decoding reads them. Inside of a compiled loop they are `folded`."""
 
     keys: Any
     values: Any
@@ -65,6 +65,38 @@ def empty(batch, slots, heads, width, dtype="float32") -> KeysValues:
     """A cache of zeros."""
     shape = (batch, heads, slots, width)
     return KeysValues(ops.zeros(shape, dtype=dtype), ops.zeros(shape, dtype=dtype))
+
+
+def folded(nest):
+    """Every KeysValues in a nest with its leading axes as one, (B · K, S, H).
+
+    XLA writes a token into such a cache in place. With two leading axes it folds them itself
+    where the cache is read, computes what is written once more there, and then copies the cache
+    for every token.
+    """
+
+    def fold(cache):
+        return KeysValues(*(ops.reshape(x, (-1, *x.shape[2:])) for x in cache))
+
+    return over_caches(fold, nest)
+
+
+def unfolded(nest, rows):
+    """The inverse of `folded`, for so many rows."""
+
+    def unfold(cache):
+        return KeysValues(*(ops.reshape(x, (rows, -1, *x.shape[1:])) for x in cache))
+
+    return over_caches(unfold, nest)
+
+
+def over_caches(function, nest):
+    """The nest with function(cache) in the place of every cache."""
+    if isinstance(nest, KeysValues):
+        return function(nest)
+    if isinstance(nest, (list, tuple)):
+        return type(nest)(over_caches(function, one) for one in nest)
+    return nest
 
 
 class BlockCache(NamedTuple):

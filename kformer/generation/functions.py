@@ -6,6 +6,7 @@ import numpy as np
 from keras import ops
 
 from kformer import backend
+from kformer.cache import folded, unfolded
 
 
 class Loop:
@@ -21,7 +22,11 @@ class Loop:
                 with backend.isolated(writer):
                     return (step(writer, state, fixed),)
 
-            return ops.while_loop(more, body, (state,))[0]
+            rows = fixed.tokens[0].shape[0]
+            fixed = fixed._replace(shared=folded(fixed.shared))
+            state = state._replace(memory=folded(state.memory))
+            state = ops.while_loop(more, body, (state,))[0]
+            return state._replace(memory=unfolded(state.memory, rows))
 
         self.inside = backend.compiles_loops()
         self.compiled = backend.Compiled(whole if self.inside else step, writer, takes=0)

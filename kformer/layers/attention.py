@@ -38,13 +38,14 @@ def attention_weights(query, key, visible=None, bias=None, scale=1.0, softcap=No
 
     Args:
         query: (B, N, T, H).
-        key: (B, K, S, H); head n of the queries uses head n // (N/K) of the keys.
+        key: (B, K, S, H), or folded to (B · K, S, H); head n of the queries uses head n // (N/K)
+            of the keys.
         visible: boolean, broadcastable to (B, N, T, S), True = may see.
         bias: added to the scores, broadcastable to (B, N, T, S).
         softcap: c; scores s become c · tanh(s / c).
         sink: (N,); one more score per head that takes part in the softmax and gives nothing.
     """
-    key = ops.transpose(key, (0, 1, 3, 2))
+    key = ops.swapaxes(key, -1, -2)
     scores = ops.cast(_grouped(query * ops.cast(scale, query.dtype), key), "float32")
     if softcap is not None:
         scores = softcap * ops.tanh(scores / softcap)
@@ -66,10 +67,14 @@ def attention_weights(query, key, visible=None, bias=None, scale=1.0, softcap=No
 
 def _grouped(left, right):
     """left (B, N, T, I) · right (B, K, I, O) → (B, N, T, O), per head, without repeating the K
-    heads of `right` N/K times."""
+    heads of `right` N/K times. `right` may be folded to (B · K, I, O)."""
     batch, heads, length, inner = ops.shape(left)
-    groups, outer = right.shape[1], ops.shape(right)[3]
-    folded = ops.reshape(left, (batch, groups, (heads // groups) * length, inner))
+    outer = ops.shape(right)[-1]
+    if len(right.shape) == 3:
+        folded = ops.reshape(left, (right.shape[0], -1, inner))
+    else:
+        groups = right.shape[1]
+        folded = ops.reshape(left, (batch, groups, (heads // groups) * length, inner))
     return ops.reshape(ops.matmul(folded, right), (batch, heads, length, outer))
 
 

@@ -145,7 +145,7 @@ class Stack(Transformer):
 
 def kept_slots(cache, slots, last):
     """The description of the slots that a block's cache keeps, after token number `last`."""
-    size = cache.own.keys.shape[2]
+    size = cache.own.keys.shape[-2]
     return slots if size == slots.real.shape[1] else masks.ring(slots, last, size)
 
 
