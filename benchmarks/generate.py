@@ -67,7 +67,7 @@ def kformer_side():
     model = kformer.CausalLM(config)
     config = kformer.Config.preset(
         "bart_base", vocabulary_size=SIZE, num_layers=2, num_encoder_layers=2, hidden_dim=WIDTH,
-        num_heads=8, intermediate_dim=INNER, max_length=1024, dropout=0.0,
+        num_heads=8, intermediate_dim=INNER, max_length=1024, dropout=0.0, bos_id=2, eos_id=2,
     )  # fmt: skip
     translator = kformer.Seq2SeqLM(config)
     beams = dict(num_beams=BEAMS, length_penalty=0.0, min_new_tokens=TARGET)

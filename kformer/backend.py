@@ -169,11 +169,12 @@ class Compiled:
 
     Args:
         takes: number of the input whose memory it may take over, where it can be (on JAX).
+        variables: the layer's, if somebody has them at hand: Keras collects them anew each time.
     Attributes:
         count: how often it was compiled, or noted down.
     """
 
-    def __init__(self, function, layer, takes=None):
+    def __init__(self, function, layer, takes=None, variables=None):
         def counted(*inputs):
             self.count += 1
             return function(layer, *inputs)
@@ -184,6 +185,7 @@ class Compiled:
                 return counted(*inputs)
 
         self.layer, self.function, self.noted, self.count = layer, counted, {}, 0
+        self.variables = variables
         if BACKEND == "jax":
             self.function = jax.jit(pure, donate_argnums=() if takes is None else (1 + takes,))
         elif BACKEND == "tensorflow":
@@ -191,7 +193,8 @@ class Compiled:
 
     def __call__(self, *inputs):
         if BACKEND == "jax":
-            return self.function([v.value for v in self.layer.variables], *inputs)
+            variables = self.layer.variables if self.variables is None else self.variables
+            return self.function([v.value for v in variables], *inputs)
         # Arrays become tensors: as arrays they would be constants of what is compiled.
         inputs = keras.tree.map_structure(ops.convert_to_tensor, inputs)
         if BACKEND != "torch":

@@ -13,7 +13,7 @@ class Loop:
     """run(state, fixed, until) calls state = step(writer, state, fixed) up to the place `until`, as
     long as a row is going. Where loops are compiled it is one function for any number."""
 
-    def __init__(self, step, writer):
+    def __init__(self, step, writer, variables):
         def whole(writer, state, fixed, until):
             def more(state):
                 return ops.logical_and(state.place < until, ops.any(state.going))
@@ -29,7 +29,8 @@ class Loop:
             return state._replace(memory=unfolded(state.memory, rows))
 
         self.inside = backend.compiles_loops()
-        self.compiled = backend.Compiled(whole if self.inside else step, writer, takes=0)
+        function = whole if self.inside else step
+        self.compiled = backend.Compiled(function, writer, takes=0, variables=variables)
 
     def __call__(self, state, fixed, until):
         if self.inside:
@@ -49,15 +50,21 @@ class Functions:
     """What is compiled for a writer: one function for each name and each set of constants."""
 
     def __init__(self, writer):
-        self.writer, self.made, self.known = writer, {}, None
+        self.writer, self.made, self.variables, self.known = writer, {}, None, None
+
+    def look(self):
+        """Once for every batch: other variables than before, as the layer was quantized or given
+        adapters, make stale what was compiled."""
+        self.variables = list(self.writer.variables)
+        known = [(id(v), str(v.dtype)) for v in self.variables]
+        if known != self.known:
+            self.made, self.known = {}, known
 
     def get(self, name, make, function, static):
-        known = [(id(v), str(v.dtype)) for v in self.writer.variables]
-        if known != self.known:  # quantized, or given adapters: what was compiled is stale
-            self.made, self.known = {}, known
         key = (name, function, *sorted(static.items()))
         if key not in self.made:
-            self.made[key] = make(functools.partial(function, **static), self.writer)
+            function = functools.partial(function, **static)
+            self.made[key] = make(function, self.writer, variables=self.variables)
         return self.made[key]
 
     def prefill(self, function, *inputs, **static):

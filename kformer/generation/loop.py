@@ -205,6 +205,7 @@ class Decoding:
 
 def read_prompts(functions, prompt, dtype, kept, slots, repeats=1, room=()):
     """(logits, memory, shared) after prompts, which may go on from what is kept."""
+    functions.look()
     static = dict(slots=slots, repeats=repeats, room=room)
     if kept is None:
         return functions.prefill(read, prompt, dtype=dtype, **static)
