@@ -1,8 +1,7 @@
-"""The only file that names a backend.
+"""The only file that names a backend: what Keras' ops do not cover.
 
-Keras' ops are the same everywhere; here is what they do not cover: the fused attention kernel,
-gradients of a function, recomputation of activations, writing a cache in place, and whether a
-tensor holds numbers already or is still a symbol of a traced function.
+The fused attention kernel, gradients of a function, recomputation of activations, writing a cache
+in place, and whether a tensor holds numbers or is still a symbol of a traced function.
 """
 
 import contextlib
@@ -24,8 +23,7 @@ elif BACKEND == "tensorflow":
 
 
 def set_seed(seed):
-    """The same weights, orders and dropout from here on. Keras' own function for it loads
-    TensorFlow, wherever that is installed, on every backend."""
+    """The same weights, orders and dropout from here on; Keras' own function loads TensorFlow."""
     random.seed(seed)
     np.random.seed(seed)
     if BACKEND == "torch":
@@ -71,9 +69,9 @@ def _torch_attention(query, key, value, visible, bias, scale):
     if bias is not None:
         bias = bias.to(query.dtype)
         mask = bias if visible is None else torch.where(visible, bias, float("-inf"))
-    grouped = query.shape[1] != key.shape[1]
     attend = torch.nn.functional.scaled_dot_product_attention
-    return attend(query, key, value, attn_mask=mask, scale=scale, enable_gqa=grouped)
+    given = dict(attn_mask=mask, scale=scale, enable_gqa=query.shape[1] != key.shape[1])
+    return attend(query, key, value, **given)
 
 
 def _jax_attention(query, key, value, visible, bias, scale):
@@ -93,12 +91,8 @@ def _jax_attention(query, key, value, visible, bias, scale):
 
 
 def write(cache, new, start):
-    """`cache` (B, K, S, H) with `new` (B, K, T, H) at slots start, start + 1, ..., round and round;
-    the leading axes may be folded into one.
-
-    On torch outside of training the cache itself is changed: copying it for every token would
-    cost more than the token.
-    """
+    """`cache` (..., S, H) with `new` (..., T, H) at slots start, start + 1, ..., round and round.
+    On torch outside of training the cache itself is changed: a copy costs more than a token."""
     slots, length = cache.shape[-2], new.shape[-2]
     new = ops.cast(ops.reshape(new, (*cache.shape[:-2], *new.shape[-2:])), cache.dtype)
     if BACKEND == "torch":
@@ -110,8 +104,7 @@ def write(cache, new, start):
     zeros = [zero] * (len(cache.shape) - 2)
     if length == 1:
         return ops.slice_update(cache, (*zeros, first, zero), new)
-    # The tokens up to the last slot, and those that begin again at the first one: a stretch of
-    # `length` slots each, in which what is not new stays.
+    # A stretch up to the last slot and one from the first: what is not new in them stays.
     for place in ops.minimum(first, slots - length), zero:
         at = (*zeros, place, zero)
         behind = (place + ops.arange(length, dtype="int32") - first) % slots
@@ -123,19 +116,13 @@ def write(cache, new, start):
 
 def put(row, column, place):
     """`row` (B, S) with `column` (B, 1) at slot `place`; as in `write`, torch changes it."""
-    column = ops.cast(column, row.dtype)
-    if BACKEND == "torch":
-        return row.index_copy_(1, place.reshape(1).long(), column)
-    return ops.slice_update(row, (ops.zeros_like(place), place), column)
+    return write(row[..., None], column[..., None], place)[..., 0]
 
 
 def with_dense_gradient(table):
-    """The same tensor, whose gradient is a tensor even if only some of its rows were read.
-
-    On TensorFlow the gradient of a look-up is a list of rows, in which an id that occurs twice
-    stands twice; Keras' optimizers of the Adam family then square each occurrence by itself and
-    move differently from the other backends.
-    """
+    """The same tensor, whose gradient is a tensor even if only some of its rows were read. On
+    TensorFlow it would be a list of rows, in which Keras' optimizers of the Adam family square each
+    occurrence of an id by itself: other updates than on the other backends."""
     if BACKEND != "tensorflow":
         return table
 
@@ -147,10 +134,8 @@ def with_dense_gradient(table):
 
 
 def recomputed(function, *tensors):
-    """function(*tensors), whose inner values are not kept but computed again for the gradient.
-
-    `function` must be pure: tensors in, a tuple of tensors out. Randomness comes in as seeds.
-    """
+    """function(*tensors), whose inner values are computed again for the gradient. It must be pure:
+    tensors in, a tuple of tensors out; randomness comes in as seeds."""
     if BACKEND == "jax":
         return jax.checkpoint(function)(*tensors)
     if BACKEND == "tensorflow":
@@ -163,9 +148,8 @@ def recomputed(function, *tensors):
 class Compiled:
     """function(layer, *inputs) without gradients, compiled once for each shape of its inputs.
 
-    What training changes is seen. After a layer has got other variables it must be made anew.
-    On torch the operations are noted down once, and then called without what is around them:
-    Keras' own calls cost several times as much as the small products of a decoded token.
+    What training changes is seen; a layer with other variables needs another one. On torch the
+    operations are noted down once: Keras' own calls cost several times as much as a small product.
 
     Args:
         takes: number of the input whose memory it may take over, where it can be (on JAX).
@@ -184,8 +168,8 @@ class Compiled:
             with keras.StatelessScope(state_mapping=mapping):
                 return counted(*inputs)
 
-        self.layer, self.function, self.noted, self.count = layer, counted, {}, 0
-        self.variables = variables
+        self.layer, self.variables, self.function = layer, variables, counted
+        self.noted, self.count = {}, 0
         if BACKEND == "jax":
             self.function = jax.jit(pure, donate_argnums=() if takes is None else (1 + takes,))
         elif BACKEND == "tensorflow":
@@ -204,8 +188,7 @@ class Compiled:
             return keras.tree.pack_sequence_as(structure, operations(*keras.tree.flatten(inputs)))
 
     def operations(self, inputs):
-        """On torch: what was noted down for inputs of these shapes, and the structure of what
-        comes out."""
+        """On torch: what was noted down for these shapes, and the structure of what comes out."""
         shapes = tuple((x.shape, x.dtype) for x in keras.tree.flatten(inputs))
         if shapes not in self.noted:
             self.noted[shapes] = _note_down(self.function, inputs)
@@ -225,8 +208,7 @@ class Compiled:
 
 
 def _note_down(function, inputs):
-    """The operations of torch that function(*inputs) consists of, from flat inputs to flat
-    outputs, and the structure of the outputs."""
+    """The operations of torch in function(*inputs), on flat tensors, and the outputs' structure."""
     from torch.fx.experimental.proxy_tensor import make_fx
 
     structure = []
@@ -249,14 +231,12 @@ def compiles_loops() -> bool:
 
 def isolated(layer):
     """A context in which what a layer notes down inside of a compiled loop stays in there."""
-    if BACKEND != "jax":
-        return contextlib.nullcontext()
-    return keras.StatelessScope(state_mapping=[(v, v.value) for v in layer.variables])
+    mapping = [(v, v.value) for v in layer.variables] if BACKEND == "jax" else []
+    return keras.StatelessScope(state_mapping=mapping) if mapping else contextlib.nullcontext()
 
 
 def inference(function, layer, *inputs):
-    """function(layer, *inputs) without gradients; on JAX compiled as a whole, as op by op it would
-    compile every single one for every new shape. States that moved are put back."""
+    """function(layer, *inputs) without gradients, on JAX as a whole; states are put back."""
     inputs = keras.tree.map_structure(ops.convert_to_tensor, inputs)
     if BACKEND != "jax":
         with no_gradient():
@@ -270,8 +250,8 @@ def inference(function, layer, *inputs):
 
 
 def gradients(function, layer, *inputs):
-    """The value of function(layer, *inputs) and its gradients by the layer's trainable
-    variables and by every floating-point input, as NumPy arrays: (value, [...], [...])."""
+    """(value, [...], [...]): function(layer, *inputs) and its gradients by the layer's trainable
+    variables and by every floating-point input, as NumPy arrays."""
     variables = layer.trainable_variables
     inputs = [ops.convert_to_tensor(x) for x in inputs]
     floats = [i for i, x in enumerate(inputs) if keras.backend.is_float_dtype(x.dtype)]
@@ -313,11 +293,8 @@ def _jax_gradients(function, layer, inputs, floats):
 
 @contextlib.contextmanager
 def keeping(variables):
-    """Variables keep their values if something is raised inside.
-
-    On JAX Keras takes the values out of a model while it trains, and puts them back; if the very
-    first batch raises, they would be lost.
-    """
+    """Variables keep their values if something is raised inside. On JAX Keras takes them out of a
+    model while it trains; if the very first batch raises, they would be lost."""
     held = [(v, v.value) for v in variables] if BACKEND == "jax" else []
     try:
         yield
@@ -329,8 +306,8 @@ def keeping(variables):
 
 
 def keep_apart(variables):
-    """No two of them hold the same array: JAX's steps take arrays over, and a second holder would
-    be left with nothing. Keras makes weights and their averages one when it ends training."""
+    """No two of them hold the same array, of which a step on JAX would leave nothing to the second.
+    Keras makes weights and their averages one when it ends training."""
     seen = set()
     for variable in variables if BACKEND == "jax" else ():
         if id(variable.value) in seen:
@@ -353,7 +330,7 @@ def no_gradient():
 
 
 def looks_ahead() -> bool:
-    """True where Keras looks at two batches of a PyDataset before it starts to train on them."""
+    """True where Keras looks at two batches of a PyDataset before it trains on them."""
     return BACKEND == "tensorflow"
 
 
