@@ -132,5 +132,4 @@ class Speculation(Decoding):
 
     def prepare(self):
         self.room, self.ahead = dict(ahead=self.guesses), self.guesses
-
         self.extra = dict(guesses=self.guesses)
