@@ -26,6 +26,7 @@ ORDER = [
     "training",
     "generation",
     "models",
+    "interop",
     "explorer",
     "trial",
     "laws",
