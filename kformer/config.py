@@ -14,7 +14,7 @@ CHOICES = {
     "norm": ("layer", "rms"),
     "norm_placement": ("pre", "post", "sandwich"),
     "position": ("sinusoidal", "learned", "rotary", "alibi", "relative", "none"),
-    "position_layout": (None, "interleaved", "half"),
+    "position_layout": (None, "interleaved", "half", "spread"),
 }
 
 # (lowest, highest) of every whole number. The upper ends refuse what no machine could allocate.
@@ -75,7 +75,8 @@ class Config:
         use_bias: biases in projections and norms; `qkv_bias` decides for query, key, value alone.
         position_offset: first row of the position table that is used (2 in BART and RoBERTa).
         position_layout: "interleaved" (sin, cos, sin, ...) or "half" (all sin, then all cos); None
-            = interleaved for sinusoids, half for rotary positions.
+            = interleaved for sinusoids, half for rotary positions. "spread" is "half" with the
+            longest wave exactly 10000 · 2π (M2M-100); for sinusoids only.
         rotary_dim: how many numbers of each head turn; None = all.
         rotary_scaling: {"type": "linear" | "dynamic" | "yarn" | "llama3", "factor": ..., ...}.
         relative_buckets, relative_distance: the table of `position="relative"` (T5).
@@ -323,6 +324,9 @@ def _check_combinations(c: Config):
     else:
         rule = "rotary_scaling and rotary_dim need position='rotary'"
         need(c.rotary_scaling is None and c.rotary_dim is None, rule, "position")
+    wide = c.position == "sinusoidal" and c.hidden_dim > 3
+    rule = "position_layout 'spread' needs position 'sinusoidal' and hidden_dim above 3"
+    need(c.position_layout != "spread" or wide, rule, "position", "hidden_dim")
     rule = "position_offset needs position 'learned' or 'sinusoidal'"
     need(not c.position_offset or c.position in ("learned", "sinusoidal"), rule, "position")
     rule = "experts_per_token must be at most num_experts"

@@ -96,6 +96,11 @@ PRESETS = {
         scale_embeddings=True, dropout=0.1, output_bias=True, pad_id=58100, bos_id=58100,
         eos_id=0,
     ),
+    "m2m100_418m": dict(
+        vocabulary_size=128112, num_layers=12, hidden_dim=1024, num_heads=16,
+        position="sinusoidal", position_layout="spread", position_offset=2, max_length=1024,
+        scale_embeddings=True, dropout=0.1, attention_dropout=0.1, pad_id=1, bos_id=2, eos_id=2,
+    ),
 }  # fmt: skip
 
 

@@ -100,6 +100,12 @@ def dense(x, w, path):
 def sinusoid(positions, width, layout):
     out = np.zeros((*positions.shape, width))
     sines = (width + 1) // 2
+    if layout == "spread":  # an odd width leaves the last column as it is
+        half = width // 2
+        for pair in range(half):
+            phase = positions * math.exp(-math.log(10000.0) * pair / (half - 1))
+            out[..., pair], out[..., half + pair] = np.sin(phase), np.cos(phase)
+        return out
     for column in range(width):
         pair = column // 2 if layout == "interleaved" else column % sines
         is_sine = column % 2 == 0 if layout == "interleaved" else column < sines

@@ -55,6 +55,10 @@ CONFIGS = {
         norm_placement="post", position_layout="half", activation="silu", hidden_dim=12,
         output_bias=True, target_vocabulary_size=19,
     ),
+    "m2m": config(
+        position_layout="spread", position_offset=2, hidden_dim=15, num_heads=3,
+        scale_embeddings=True, pad_id=1, bos_id=2,
+    ),
 }  # fmt: skip
 
 # (model, configuration, further arguments)
@@ -63,7 +67,7 @@ CASES = [
     ("Encoder", "alibi", {}),
     ("Decoder", "gpt2", {}),
     ("Decoder", "experts", {}),
-    ("Seq2Seq", "sinusoidal", {}),
+    ("Seq2Seq", "m2m", {}),
     ("TextClassifier", "bert", {"num_classes": 3, "pooling": "first"}),
     ("TextClassifier", "llama", {"num_classes": 3, "pooling": "attention"}),
     ("TokenClassifier", "sandwich", {"num_classes": 5}),

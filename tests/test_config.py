@@ -68,6 +68,8 @@ WRONG = [
         "low_freq_factor must be below high",
     ),
     (dict(position="alibi", position_offset=2), "position_offset needs.*got position='alibi'"),
+    (dict(position="learned", position_layout="spread"), "'spread' needs.*position='learned'"),
+    (dict(position_layout="spread", hidden_dim=3, num_heads=1), "'spread' needs.*hidden_dim=3"),
     (dict(num_experts=2, experts_per_token=3), "experts_per_token=3, num_experts=2"),
     (dict(position="relative", relative_buckets=7), "relative_buckets=7"),
 ]  # fmt: skip
@@ -116,6 +118,7 @@ COUNTS = [  # (preset, task, the count of the original)
     ("mixtral_8x7b", "causal_lm", 46_702_792_704),
     ("t5_small", "seq2seq_lm", 60_506_624),
     ("bart_base", "seq2seq", 139_420_416),
+    ("m2m100_418m", "seq2seq_lm", 483_905_536),
 ]
 
 

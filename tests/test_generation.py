@@ -310,6 +310,27 @@ def test_several_translations():
             np.testing.assert_allclose(found, expected, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("width", [1, 3])
+def test_a_translation_begins_with_what_is_asked_for(width):
+    """It goes on as if the model had written that itself; what cannot be is refused."""
+    model = writer("Seq2SeqLM", "marian")
+    (whole,) = model.generate(PROMPTS[:1], 6)
+    begun = dict(num_beams=width, return_scores=True, length_penalty=0.0)
+    (rest,), (log_probs,), _ = model.generate(PROMPTS[:1], 4, begins=whole[:2], **begun)
+    if width == 1:
+        assert rest == whole[2:] == model.generate(PROMPTS[:1], 4, begins=whole[:2])[0]
+    chosen = [*rest, EOS][: len(log_probs)]
+    expected = uncached(model, PROMPTS[0], whole[:2] + rest)[2:]
+    np.testing.assert_allclose(log_probs, expected[range(len(chosen)), chosen], atol=1e-5)
+    assert model.generate([PROMPTS[0]], 4, begins=7) == model.generate([PROMPTS[0]], 4, begins=[7])
+    with pytest.raises(ValueError, match=r"begins must be an id in \[0, 19\).*got \[3, 19\]"):
+        model.generate(PROMPTS, 4, begins=[3, 19])
+    with pytest.raises(ValueError, match="begins must be an id.*got 'de'"):
+        model.generate(PROMPTS, 4, begins="de")
+    with pytest.raises(ValueError, match="begins needs an encoder-decoder, got 3"):
+        writer("CausalLM", "gpt2").generate(PROMPTS, 4, begins=3)
+
+
 def test_repetition_penalty_and_ngrams():
     model = writer("CausalLM", "sinusoidal")
 

@@ -9,6 +9,7 @@ DEFAULTS = dict(
     temperature=0.0, top_k=None, top_p=None, min_p=None, repetition_penalty=None,
     num_beams=1, length_penalty=0.6, num_return_sequences=1, min_new_tokens=0, no_repeat_ngram=0,
     stop=None, seed=None, cache_dtype=None, draft=None, guesses=4, return_scores=False,
+    begins=None,
 )  # fmt: skip
 # (name, what stands for None, what must hold, and in words)
 NUMBERS = [
@@ -47,6 +48,7 @@ class Request:
         vars(self).update(DEFAULTS, **options)
         self.model, self.limit, self.size = model, max_new_tokens, model.config.target_size
         self.check()
+        self.begins = [] if self.begins is None else np.ravel(self.begins).tolist()
         self.stop_ids, self.stop_texts = split_stops(self.stop, self.size)
         if model.config.eos_id is not None:
             self.stop_ids = [model.config.eos_id, *self.stop_ids]
@@ -82,6 +84,11 @@ class Request:
         need(self.cache_dtype in DTYPES, f"cache_dtype must be one of {DTYPES}", self.cache_dtype)
         if self.draft is not None:
             self.check_draft()
+        if self.begins is not None:
+            need(self.model.has_source, "begins needs an encoder-decoder", self.begins)
+            rule = f"begins must be an id in [0, {self.size}), or a list of them"
+            ids = [self.begins] if np.ndim(self.begins) == 0 else self.begins
+            need(len(ids) and all(is_id(one, self.size) for one in ids), rule, self.begins)
         if self.min_new_tokens > self.limit:
             rule = f"min_new_tokens must be at most max_new_tokens={self.limit}"
             raise ValueError(f"{rule}, got {self.min_new_tokens}")
@@ -119,7 +126,7 @@ class Request:
                 raise ValueError(f"ids must be in [0, {size}), got {wrong} in prompt {number}")
             longest = before + len(row) + self.limit
             if model.has_source:
-                longest = max(len(row), self.limit + 1)
+                longest = max(len(row), self.limit + 1 + len(self.begins))
             if tables and longest > min(tables):
                 rule = f"prompt and new tokens must fit into max_length={min(tables)}"
                 raise ValueError(
@@ -289,14 +296,18 @@ def need(holds, rule, got):
         raise ValueError(f"{rule}, got {got!r}")
 
 
+def is_id(value, size):
+    whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    return whole and 0 <= value < size
+
+
 def split_stops(stop, size):
     """Ids and strings."""
     given = [] if stop is None else [stop] if isinstance(stop, str | int | np.integer) else stop
     texts = [one for one in given if isinstance(one, str)]
     ids = [one for one in given if not isinstance(one, str)]
     for one in ids:
-        fits = isinstance(one, int | np.integer) and not isinstance(one, bool) and 0 <= one < size
-        need(fits, f"stop must be strings, or ids in [0, {size})", one)
+        need(is_id(one, size), f"stop must be strings, or ids in [0, {size})", one)
     need(all(texts), "a stop string must have at least one character", "")
     return [int(one) for one in ids], texts
 

@@ -29,9 +29,9 @@ def constant(array):
     return ops.convert_to_tensor(np.asarray(array, dtype="float32"))
 
 
-def check_layout(layout):
-    if layout not in ("interleaved", "half"):
-        raise ValueError(f"layout must be 'interleaved' or 'half', got {layout!r}")
+def check_layout(layout, *known):
+    if layout not in known:
+        raise ValueError(f"layout must be one of {', '.join(known)}, got {layout!r}")
 
 
 @register
@@ -43,7 +43,9 @@ class SinusoidalPositions(layers.Layer):
     Phases are float32 whatever the dtype policy: bfloat16 cannot tell position 257 from 256.
 
     Args:
-        layout: "interleaved" as above, or "half": all sines first, then all cosines.
+        layout: "interleaved" as above, or "half": all sines first, then all cosines; "spread" is
+            "half" with 10000^(i/(D/2 − 1)), so that the longest wave is exactly 10000 · 2π; the
+            last column of an odd D is zero.
         base: 10000 above.
         offset: added to every position.
     Call: x (B, T, D), positions None, (T,) or (B, T) → x + PE, (B, T, D).
@@ -51,7 +53,7 @@ class SinusoidalPositions(layers.Layer):
 
     def __init__(self, layout="interleaved", base=10000.0, offset=0, **kwargs):
         super().__init__(**kwargs)
-        check_layout(layout)
+        check_layout(layout, "interleaved", "half", "spread")
         self.supports_masking = True
         self.layout, self.base, self.offset = layout, base, offset
 
@@ -67,13 +69,19 @@ class SinusoidalPositions(layers.Layer):
 
     def encode(self, positions, width):
         """The encodings of integer positions (..., T), float32 (..., T, width)."""
-        sines = (width + 1) // 2
+        sines, divisor = (width + 1) // 2, width / 2
+        if self.layout == "spread":
+            if width < 4:
+                raise ValueError(f"layout 'spread' needs a width of at least 4, got {width}")
+            sines, divisor = width // 2, width // 2 - 1
         column = np.arange(width)
         if self.layout == "interleaved":
             pair, is_cosine = column // 2, column % 2
         else:
             pair, is_cosine = column % sines, column >= sines
-        frequency = self.base ** (-2.0 * pair / width)
+        frequency = self.base ** (-pair / divisor)
+        if self.layout == "spread" and width % 2:
+            frequency[-1], is_cosine[-1] = 0.0, False  # sin 0
         phases = ops.cast(positions, "float32")[..., None] * constant(frequency)
         return ops.where(constant(is_cosine) > 0, ops.cos(phases), ops.sin(phases))
 
@@ -144,7 +152,7 @@ class RotaryPositions(layers.Layer):
 
     def __init__(self, base=10000.0, rotary_dim=None, layout="half", scaling=None, **kwargs):
         super().__init__(**kwargs)
-        check_layout(layout)
+        check_layout(layout, "interleaved", "half")
         self.base, self.rotary_dim, self.layout = base, rotary_dim, layout
         self.scaling = scaling
 

@@ -38,7 +38,7 @@ class Generates:
         self, prompts, max_new_tokens=64, *, temperature=0.0, top_k=None, top_p=None, min_p=None,
         repetition_penalty=None, num_beams=1, length_penalty=0.6, num_return_sequences=1,
         min_new_tokens=0, no_repeat_ngram=0, stop=None, seed=None, cache_dtype=None, draft=None,
-        guesses=4, return_scores=False, batch_size=32, after=None,
+        guesses=4, return_scores=False, begins=None, batch_size=32, after=None,
     ):  # fmt: skip
         """Continuations of prompts, or translations of sources, in the kind that came in.
 
@@ -63,6 +63,8 @@ class Generates:
                 the same tokens stood before. The outcome is the same, draws included.
             return_scores: also the log-probabilities of the tokens, stops included, and a score
                 for each continuation; beams are scored by what the penalties have left.
+            begins: an id or a list of them that every translation begins with, after bos: what it
+                is written in, for a model of many languages. It is not returned.
             batch_size: rows that are decoded together, shortest first.
             after: a `Conversation` that all the prompts go on from; its text is read once.
         """
@@ -73,7 +75,7 @@ class Generates:
         request.check_room(rows, 0 if kept is None else len(kept.ids))
         found = [None] * len(rows)
         for numbers, batch in in_batches(rows, batch_size):
-            results = request.run(self.prepared(batch), numbers, len(rows), kept)
+            results = request.run(self.prepared(batch, request.begins), numbers, len(rows), kept)
             for number, result in zip(numbers, results, strict=False):
                 found[number] = result
         return request.answer(prompts, found)
@@ -87,7 +89,7 @@ class Generates:
         prompts = prompt[None] if hasattr(prompt, "shape") else [prompt]
         rows = self.prompt_rows(prompts, begins=kept is None)
         request.check_room(rows, 0 if kept is None else len(kept.ids))
-        decoding = request.begin(self.prepared(rows), [0], 1, kept)
+        decoding = request.begin(self.prepared(rows, request.begins), [0], 1, kept)
         return request.pieces(decoding, isinstance(prompt, str))
 
     def asked(self, max_new_tokens, options, after=None):
@@ -138,7 +140,7 @@ class Generates:
             return [[i for i in row if i != self.config.pad_id] for row in rows]
         return rows
 
-    def prepared(self, rows):
+    def prepared(self, rows, begins=()):
         """Prompts as arrays that end together, for `begin`."""
         longest = max(map(len, rows))
         length = 1 if longest == 1 else up_to_bucket(longest)

@@ -229,12 +229,12 @@ class Seq2SeqLM(Generates, LanguageModel):
         """A source ends with eos, where there is one, as it did in training."""
         return self.tokenizer.encode(texts, eos=self.tokenizer.eos_id is not None)
 
-    def prepared(self, rows):
-        """Sources as arrays; what is written starts with bos."""
+    def prepared(self, rows, begins=()):
+        """Sources as arrays; what is written starts with bos, and with what it begins with."""
         if self.config.bos_id is None:
             raise ValueError("generate needs config.bos_id, which a translation starts with")
         source, real = align(rows, up_to_bucket(max(map(len, rows))), self.config.pad_id)
-        start = super().prepared([[self.config.bos_id]] * len(rows))
+        start = super().prepared([[self.config.bos_id, *begins]] * len(rows))
         return {**start, "source": source, "source_real": real}
 
     def begin(self, prompt, dtype):
