@@ -191,8 +191,8 @@ class Config:
         return cls(**fields)
 
     def parameter_count(self, task: str, **arguments) -> int:
-        """How many numbers the built model has, computed without building it: see `zoo.py`."""
-        from kformer.zoo import parameter_count
+        """How many numbers the built model has, computed without building it: see `weights.py`."""
+        from kformer.weights import parameter_count
 
         return parameter_count(self, task, **arguments)
 
