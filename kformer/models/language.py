@@ -131,8 +131,12 @@ class CausalLM(Generates, LanguageModel):
         return self.backbone
 
     def encode_prompts(self, texts):
-        """A text goes on from bos, where there is one, as it did in training."""
-        return self.tokenizer.encode(texts, bos=self.tokenizer.bos_id is not None)
+        """A text goes on from what it began with in training: what the tokenizer's file puts
+        before it, or bos, where there is one."""
+        if self.tokenizer.template is None:
+            return self.tokenizer.encode(texts, bos=self.tokenizer.bos_id is not None)
+        before, _ = self.tokenizer.template
+        return [[*before, *row] for row in self.tokenizer.encode(texts)]
 
 
 @register
@@ -226,7 +230,10 @@ class Seq2SeqLM(Generates, LanguageModel):
         return self.decoder.embedding
 
     def encode_prompts(self, texts):
-        """A source ends with eos, where there is one, as it did in training."""
+        """A source ends as it did in training: as the tokenizer's file says, or with eos, where
+        there is one."""
+        if self.tokenizer.template is not None:
+            return self.tokenizer.encode(texts, special=True)
         return self.tokenizer.encode(texts, eos=self.tokenizer.eos_id is not None)
 
     def prepared(self, rows, begins=()):
