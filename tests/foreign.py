@@ -2,10 +2,9 @@
 
 import json
 
-from tokenizers import AddedToken, Regex, decoders, models, normalizers
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, processors, trainers
 from tokenizers import Tokenizer as Native
 from tokenizers import pre_tokenizers as pre
-from tokenizers import processors, trainers
 
 CORPUS = [
     "The quick brown fox jumps over the lazy dog, and then it sleeps.",
@@ -16,9 +15,10 @@ CORPUS = [
 ] * 20
 # No special token is spelled in here: transformers would take it for one.
 NASTY = [
-    "", " ", "\n", "  two  spaces ", "\t\ttabs\r\n", "a\u0301e\u0301 é", "\u202eשלום", "日本語テキスト。",
-    "👩‍👩‍👧‍👦🏳️‍🌈", "\ufeffbom", "\0nul", "\u2028\u0085", "'s 'LL don't", "1234567.89", "ＡＢＣ １２", "<0x41>",
-    "▁already ▁there", "Ġ Ċ", "x" * 300, "\n\n\n a", "https://a.b/c?d=e&f", "<|im_st", "#s ##s",
+    "", " ", "\n", "  two  spaces ", "\t\ttabs\r\n", "a\u0301e\u0301 é", "\u202eשלום", "日本語。",
+    "👩‍👩‍👧‍👦🏳️‍🌈", "\ufeffbom", "\0nul", "\u2028\u0085", "'s 'LL don't", "1234567.89",
+    "ＡＢＣ １２", "<0x41>", "▁already ▁there", "Ġ Ċ", "x" * 300, "\n\n\n a", "<|im_st", "#s ##s",
+    "https://a.b/c?d=e&f",
     *CORPUS[:5],
 ]  # fmt: skip
 LLAMA3 = (

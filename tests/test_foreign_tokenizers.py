@@ -233,7 +233,7 @@ BAD = {
     "decoder a list": ('{"added_tokens_decoder": [1]}', r"hold tokens by id, got \[1\]"),
     "decoder of none": ('{"added_tokens_decoder": {"a": {"content": "x"}}}', "base 10: 'a'"),
     "decoder without": ('{"added_tokens_decoder": {"1": {}}}', "the tokenizer failed on this"),
-    "decoder elsewhere": ('{"added_tokens_decoder": {"9": {"content": "<x>"}}}', "the id 400, got 9"),
+    "decoder elsewhere": ('{"added_tokens_decoder": {"9": {"content": "<x>"}}}', "id 400, got 9"),
     "template a number": ('{"chat_template": 5}', "1 to 262,144 characters, got int"),
     "template long": ('{"chat_template": "%s"}' % ("a" * 300_000), "characters, got 300,000"),
 }  # fmt: skip

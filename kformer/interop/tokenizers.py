@@ -1,4 +1,4 @@
-"""Tokenizers of Hugging Face checkpoints: `tokenizer.json` and what stands beside it, in and out."""
+"""Tokenizers of Hugging Face checkpoints: `tokenizer.json` and what stands beside it."""
 
 import json
 from pathlib import Path

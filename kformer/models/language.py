@@ -16,6 +16,7 @@ from kformer.models.seq2seq import Seq2Seq, with_target_ids
 from kformer.models.stack import Decoder, Encoder
 from kformer.models.tasks import Task
 from kformer.serialization import child_policy, register
+from kformer.text import Tokenizer
 from kformer.text.foreign import adapt
 from kformer.training.metrics import Perplexity
 
@@ -137,6 +138,25 @@ class CausalLM(Generates, LanguageModel):
             return self.tokenizer.encode(texts, bos=self.tokenizer.bos_id is not None)
         before, _ = self.tokenizer.template
         return [[*before, *row] for row in self.tokenizer.encode(texts)]
+
+    def chat(self, messages, max_new_tokens=256, **options):
+        """The assistant's next message, a text, by the chat template of the tokenizer.
+
+        It ends at `config.eos_id`, or where the template ends an answer. What is said in messages
+        spells no special token. It needs the extra `chat`.
+
+        Args:
+            messages: [{"role": "user", "content": "..."}, ...]: what was said so far.
+            max_new_tokens, options: as in `generate`, `batch_size` and `after` apart.
+        """
+        if not isinstance(self.tokenizer, Tokenizer):
+            raise ValueError(f"chat needs a kformer.Tokenizer, got tokenizer={self.tokenizer}")
+        stop = options.pop("stop", None)
+        stop = [] if stop is None else [stop] if isinstance(stop, str | int) else [*stop]
+        ids = self.tokenizer.encode_chat(messages)
+        stops = [*stop, *self.tokenizer.chat.stops]
+        request, _ = self.asked(max_new_tokens, {**options, "stop": stops})
+        return self.answers(request, "", [ids])
 
 
 @register

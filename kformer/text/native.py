@@ -1,5 +1,5 @@
-"""What a `tokenizer.json` must be before, and what is read off it after the `tokenizers` library has
-taken it. The library trusts its files; whatever it raises, panics included, is one ValueError."""
+"""What a `tokenizer.json` must be before the `tokenizers` library takes it, and what is read off it
+then. The library trusts its files; whatever it raises, panics included, is one ValueError."""
 
 import contextlib
 import json

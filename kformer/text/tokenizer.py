@@ -1,5 +1,6 @@
 """Tokenizers: text ↔ ids, by the `tokenizers` library, which trains and runs them in parallel."""
 
+import functools
 import json
 
 import numpy as np
@@ -215,6 +216,23 @@ class Tokenizer:
     def letters(self, number):
         found = [self.native.model.tokenize(letter) for letter in self.native.id_to_token(number)]
         return [one.id for some in found for one in some if one.id not in self.reserved]
+
+    def encode_chat(self, messages, add_generation_prompt=True):
+        """The ids of a conversation as the chat template writes it. What is said in it spells no
+        special token. It needs the extra `chat`.
+
+        Args:
+            messages: [{"role": "user", "content": "..."}, ...]; roles are "system", "developer",
+                "user", "assistant" and "tool".
+            add_generation_prompt: end with the beginning of the assistant's answer.
+        """
+        return self.chat.ids(messages, add_generation_prompt)
+
+    @functools.cached_property
+    def chat(self):
+        from kformer.text.chat import Chat
+
+        return Chat(self)
 
     def decode(self, ids):
         """The text of a list (or array) of ids, or the texts of several; special ids are left
