@@ -31,6 +31,7 @@ _LATER = {
     "attention_maps": "explorer",
     "check": "laws",
     "compilations": "models.decoding",
+    "embed": "models.sentences",
 }
 
 __all__ = [
