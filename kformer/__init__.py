@@ -32,6 +32,8 @@ _LATER = {
     "check": "laws",
     "compilations": "models.decoding",
     "embed": "models.sentences",
+    "from_hf": "interop.loading",
+    "to_hf": "interop.saving",
 }
 
 __all__ = [
