@@ -171,6 +171,27 @@ def test_prompts_begin_as_the_file_says(folders):
     assert model.prompt_rows(["fox"]) == [tokenizer.encode("fox", special=True)]
 
 
+def test_models_bring_their_tokenizer(folders, tmp_path):
+    """Out with the model and in again, with a table that is larger than the tokenizer."""
+    for name, arguments in (("llama3", dict(norm="rms", gated=True)), ("gpt2", {})):
+        position = "rotary" if name == "llama3" else "learned"
+        given = dict(position=position, use_bias=name == "gpt2", vocabulary_size=416, pad_id=None)
+        given |= dict(activation="silu" if arguments else "gelu_tanh", tie_embeddings=True)
+        tokenizer = read_tokenizer(changed(folders[name], tmp_path, pad_token=None), 416)
+        model = kformer.CausalLM(config(**given, **arguments), tokenizer=tokenizer)
+        kformer.to_hf(model, tmp_path / "out")
+        again = kformer.from_hf(tmp_path / "out")
+        assert again.tokenizer == tokenizer and again.config.eos_id == tokenizer.eos_id
+        assert again.generate("the fox", 5) == model.generate("the fox", 5)
+        same_ids(tokenizer, theirs(tmp_path / "out"))
+        settings = json.loads((tmp_path / "out" / "tokenizer_config.json").read_text("utf-8"))
+        settings["pad_token"] = "Hello" if name == "llama3" else "<|endoftext|>"
+        (tmp_path / "out" / "tokenizer_config.json").write_text(json.dumps(settings))
+        expected = tokenizer.token_id("Hello") if name == "llama3" else None
+        again = kformer.from_hf(tmp_path / "out")
+        assert again.config.pad_id == again.tokenizer.pad_id == expected
+
+
 # What stands beside tokenizer.json
 
 
@@ -198,6 +219,9 @@ def test_names_of_special_tokens(folders, tmp_path):
     """What the settings leave out does not exist, unless they name nothing at all."""
     qwen = read_tokenizer(folders["qwen"])
     assert (qwen.bos_id, qwen.eos_id, qwen.pad_id) == (None, 402, 400)
+    ends = read_tokenizer(changed(folders["qwen"], tmp_path, pad_token="<|im_end|>"))
+    assert (ends.eos_id, ends.pad_id) == (402, None)
+    assert read_tokenizer(tmp_path, pad_id=402).pad_id == 402
     folder = changed(folders["qwen"], tmp_path, eos_token=None)
     (folder / "tokenizer_config.json").unlink()
     bare = read_tokenizer(folder)

@@ -55,7 +55,10 @@ def named_tokens(settings):
     }
     if not any(texts.values()):
         return {}
-    return {name: next(filter(None, values), None) for name, values in texts.items()}
+    found = {name: next(filter(None, values), None) for name, values in texts.items()}
+    if found["pad"] in (found["bos"], found["eos"]):
+        found["pad"] = None  # batches need one; to take it for padding would hide where texts end
+    return found
 
 
 def token_text(value, key):

@@ -17,7 +17,7 @@ BUCKETS = 8  # lengths that rows are padded to
 LONG = 8  # batches of which a bar shows the progress
 
 
-def embed(model, texts, pooling="mean", normalize=True, batch_tokens=8192, max_length=None):
+def embed(model, texts, pooling="mean", normalize=True, batch_tokens=4096, max_length=None):
     """A vector for each text: (N, D) float32.
 
         mean: Σ hidden of its tokens / their number      first, last: the hidden state of one token
