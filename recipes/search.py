@@ -16,6 +16,7 @@ import ast
 import hashlib
 import importlib.util
 import re
+import sys
 import sysconfig
 from pathlib import Path
 
@@ -71,7 +72,7 @@ def read_file(path, by):
 
 def read_documentation():
     """(name, docstring) of the public functions, classes and modules of the standard library."""
-    root, out = Path(sysconfig.get_path("stdlib")), {}
+    root, out = Path(sysconfig.get_path("stdlib")), read_builtins()
     for path in corpora.source_files(root):
         parts = path.relative_to(root).with_suffix("").parts
         parts = [corpora.DOCUMENTED.get(part, part) for part in parts if part != "__init__"]
@@ -81,6 +82,19 @@ def read_documentation():
             if text and len(text) >= 20 and not any(name.startswith("_") for name in names):
                 out.setdefault(corpora.clean(text), ".".join(names))
     return [(name, text) for text, name in out.items()]
+
+
+def read_builtins():
+    """{docstring: name} of what is written in C and part of every Python."""
+    out = {}
+    for module in sys.builtin_module_names:
+        known = vars(importlib.import_module(module)) if module[0] != "_" else {}
+        for name, value in sorted(known.items()):
+            text = getattr(value, "__doc__", None)
+            own = callable(value) and getattr(value, "__module__", None) == module
+            if own and name[0] != "_" and isinstance(text, str) and len(text) >= 20:
+                out.setdefault(corpora.clean(text), f"{module}.{name}".removeprefix("builtins."))
+    return out
 
 
 def vectors_of(model, source, texts, args):

@@ -34,16 +34,14 @@ def embed(model, texts, pooling="mean", normalize=True, batch_tokens=4096, max_l
     check(model, pooling, max_length)
     check_whole(1, batch_tokens=batch_tokens)
     limit = model.config.max_length if max_length is None else max_length
-    before, after = model.tokenizer.template or ([], [])
-    check_whole(1 + len(before + after), max_length=limit)
-    rows = Ragged.encode(texts, model.tokenizer, cut=limit - len(before + after))
+    check_whole(1, max_length=limit)
+    rows = Ragged.encode(texts, model.tokenizer, special=True, cut=limit)
     out = np.zeros((len(rows), model.config.hidden_dim), "float32")
-    batches = list(plan(rows.lengths + len(before + after), batch_tokens))
+    batches = list(plan(rows.lengths, batch_tokens))
     shown = len(batches) > LONG and sys.stdout.isatty()
     bar = keras.utils.Progbar(len(batches), verbose=int(shown), unit_name="batch")
     for numbers, size, length in batches:
-        batch = [[*before, *rows[i].tolist(), *after] for i in numbers]
-        batch += [[]] * (size - len(batch))
+        batch = [rows[i] for i in numbers] + [[]] * (size - len(numbers))
         ids, real = align(batch, length, model.config.pad_id)
         vectors = model.run_compiled(pooled, ids, real, shares(real, pooling))
         out[numbers] = backend.to_numpy(vectors)[: len(numbers)]
