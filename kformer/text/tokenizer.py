@@ -29,7 +29,6 @@ NAMES = {
 MASK = "[MASK]"
 MAX_BYTES = 64 * 2**20
 MAX_TEMPLATE = 2**18
-ARGUMENTS = "special_ids", "vocabulary_size", "chat_template"
 
 
 @register
@@ -60,14 +59,8 @@ class Tokenizer:
         check_specials(special_ids or {}, self.vocabulary_size)
         check_chat_template(chat_template)
         self.chat_template = chat_template
-        found = {
-            name: self.first_id(given) for name, given in (NAMES | (special_ids or {})).items()
-        }
-        for name, number in found.items():
-            setattr(self, f"{name}_id", number)
-        given = found if special_ids else None, vocabulary_size, chat_template
-        pairs = zip(ARGUMENTS, given, strict=True)
-        self.given = {name: value for name, value in pairs if value is not None}
+        for name, given in (NAMES | (special_ids or {})).items():
+            setattr(self, f"{name}_id", self.first_id(given))
         named = {self.pad_id, self.bos_id, self.eos_id, self.mask_id} - {None}
         make_special(self.native, named)
         self.reserved = reserved_ids(self.native, content, named)
@@ -136,14 +129,19 @@ class Tokenizer:
         return self.native.to_str()
 
     def get_config(self):
-        return {"json_text": self.to_json(), **self.given}
+        return {
+            "json_text": self.to_json(),
+            "special_ids": {name: getattr(self, f"{name}_id") for name in NAMES},
+            "vocabulary_size": self.vocabulary_size,
+            "chat_template": self.chat_template,
+        }
 
     @classmethod
     def from_config(cls, config):
         return cls(**config)
 
     def __reduce__(self):
-        return type(self), (self.to_json(), *map(self.given.get, ARGUMENTS))
+        return type(self), (*self.get_config().values(),)
 
     def __eq__(self, other):
         return isinstance(other, Tokenizer) and self.get_config() == other.get_config()
