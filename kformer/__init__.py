@@ -31,6 +31,7 @@ _LATER = {
     "attention_maps": "explorer",
     "check": "laws",
     "compilations": "models.decoding",
+    "embed": "models.sentences",
     "from_gguf": "interop.gguf_files",
     "from_hf": "interop.loading",
     "from_keras_hub": "interop.backbones",

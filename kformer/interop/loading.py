@@ -16,6 +16,7 @@ from kformer.interop.families import FAMILIES
 from kformer.interop.family import SUFFIXES
 from kformer.interop.header import CheckpointError, brief, refusing
 from kformer.interop.hub import folder_of
+from kformer.interop.tokenizers import read_tokenizer
 from kformer.weights import path_in, weight_shapes
 
 MODELS = {
@@ -54,8 +55,18 @@ def from_hf(source, task=None, *, num_classes=None, class_names=None, dtype=None
         config = family.read_config(hf, task, ignore)
         head = head_of(task, hf, num_classes, class_names)
         plan = Plan(family, config, task, Checkpoint.open(folder, allow_nonfinite), head)
-    model = made_with(plan.values(), lambda: MODELS[task](plan.config, dtype=dtype, **plan.head))
-    return model
+        config, tokenizer = with_tokenizer(plan.config, folder)
+    given = dict(tokenizer=tokenizer, dtype=dtype, **plan.head)
+    return made_with(plan.values(), lambda: MODELS[task](config, **given))
+
+
+def with_tokenizer(config, folder):
+    """The config and the folder's tokenizer, if it has one; their special ids agree."""
+    ids = {name: getattr(config, name) for name in ("pad_id", "bos_id", "eos_id")}
+    tokenizer = read_tokenizer(folder, config.vocabulary_size, **ids)
+    if tokenizer is not None and config.pad_id is None:
+        config = config.replace(pad_id=tokenizer.pad_id)
+    return config, tokenizer
 
 
 def family_of(hf):

@@ -9,6 +9,8 @@ from kformer.interop.checkpoint import Lazy, write
 from kformer.interop.families import FAMILIES
 from kformer.interop.family import difference
 from kformer.interop.loading import MODELS
+from kformer.interop.tokenizers import tokenizer_texts
+from kformer.text import Tokenizer
 from kformer.weights import path_in, weight_shapes
 
 
@@ -33,6 +35,8 @@ def to_hf(model, directory):
         model.config, shapes_of(weights), task, family.base if task in family.heads else ""
     )
     texts = {"config.json": config_text(family, model, task)}
+    if isinstance(model.tokenizer, Tokenizer):
+        texts |= tokenizer_texts(model.tokenizer)
     write(directory, dict(tensors(family, links, weights)), texts)
 
 
