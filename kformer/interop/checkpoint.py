@@ -32,7 +32,7 @@ READABLE = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 SHARD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}\.safetensors")
 DEVICES = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)\.", re.I)  # names that Windows never lends
 FOREIGN_CODE = ("auto_map", "trust_remote_code", "_attn_implementation_internal")
-ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+ADDRESS = re.compile(r"\s*[A-Za-z][A-Za-z0-9+.-]*://")
 PIECE = 2**20  # numbers that are read, checked and converted at a time
 
 
@@ -80,16 +80,16 @@ class Checkpoint:
         for name, shape in shapes.items():
             tensor = self.tensors.get(name)
             if tensor is None:
-                wrong["missing"].append(name)
+                wrong["missing"].append(brief(name))
                 continue
             if tensor.shape != tuple(shape):
-                found = f"{name} {list(tensor.shape)} in place of {list(shape)}"
+                found = f"{brief(name)} {list(tensor.shape)} in place of {list(shape)}"
                 wrong["of another shape"].append(found)
             if tensor.dtype not in READABLE:
-                wrong["of another dtype"].append(f"{name} {tensor.dtype}")
+                wrong["of another dtype"].append(f"{brief(name)} {tensor.dtype}")
         for name in self.tensors:
             if name not in shapes and not any(pattern.fullmatch(name) for pattern in ignored):
-                wrong["unexpected"].append(name)
+                wrong["unexpected"].append(brief(name))
         if any(wrong.values()):
             listed = [f"{len(w)} {kind}: {', '.join(w)}" for kind, w in wrong.items() if w]
             rule = "the tensors of a checkpoint must be those of the model"

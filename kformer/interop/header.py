@@ -91,7 +91,7 @@ def what_begins(start, length):
         return "a pointer of git-lfs in place of weights"
     if start.lstrip()[:1] == b"<":
         return "a web page in place of weights"
-    if start[:2] in (b"PK", b"\x80\x02", b"\x80\x04"):
+    if start.startswith((b"PK", *(bytes([0x80, protocol]) for protocol in range(2, 6)))):
         return "a pickle in place of weights"
     return f"length {length:,}" if len(start) == 8 else "no length"
 

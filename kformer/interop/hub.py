@@ -28,7 +28,7 @@ SMALL = (
 
 def folder_of(source):
     """The folder of a checkpoint: `source` itself, or what is downloaded for this id."""
-    if os.path.isdir(source):
+    if isinstance(source, str | Path) and os.path.isdir(source):
         return Path(source)
     name = source if isinstance(source, str) else ""
     if len(name) > MAX_ID or not ID.fullmatch(name) or ".." in name or "--" in name:
