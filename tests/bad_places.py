@@ -15,6 +15,7 @@ from checkpoint_support import (
     SHAPES,
     TWO,
     B,
+    W,
     arrays,
     config,
     file,
@@ -23,6 +24,7 @@ from checkpoint_support import (
     index_text,
     instead,
     link,
+    packed,
     saved,
     shard,
     weights,
@@ -30,6 +32,7 @@ from checkpoint_support import (
 )
 
 INDEX = "model.safetensors.index.json"
+LISTS = b"[]," * 999
 HTML = "<!DOCTYPE html><html><head><title>503</title></head></html>\n" * 20
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:" + "0" * 64 + "\nsize 123\n"
 DEEP = "[" * 100_000 + "]" * 100_000
@@ -80,6 +83,22 @@ def unreadable(name):
     return make
 
 
+def sparse(folder):
+    """A file that is long on the disk without being there."""
+
+    def change(h):
+        start, more = h[W]["data_offsets"][0], 2**40 - 384
+        for name, info in h.items():
+            if name != "__metadata__" and info["data_offsets"][0] >= start:
+                info["data_offsets"][1] += more
+                info["data_offsets"][0] += more * (name != W)
+        h[W]["shape"] = [8, 2**35]
+
+    path = folder / "model.safetensors"
+    path.write_bytes(file_of(arrays(), change))
+    os.truncate(path, path.stat().st_size + 2**40 - 384)
+
+
 INDICES = {
     "B15 the first shard missing": (without(ONE), f"{ONE} must be there, got nothing at"),
     "B15 the last shard missing": (without(TWO), f"{TWO} must be there, got nothing at"),
@@ -109,6 +128,10 @@ INDICES = {
     "B15 1,001 shards": (
         mapped(lambda m: m.update({f"t{i}": f"{i}.safetensors" for i in range(999)})),
         "must name at most 1000 shards, got 1001",
+    ),
+    "B15 a shard of other things": (
+        index(lambda folder, found: (folder / TWO).write_bytes(packed(b'{"a":[%s1]}' % LISTS))),
+        "must have at most 1,140 values, got 2,001",
     ),
     "B15 an index of 5 MB": (
         index_text(b'{"weight_map": {}}' + b" " * 5_000_000), "1 to 4,194,304 bytes, got 5,000,018",
@@ -277,6 +300,27 @@ OTHERS = {
         ("a FIFO", os.mkfifo, f"{name} must be a file, got no plain file"),
         ("a socket", socket_at, f"{name} must be a file, got no plain file"),
     )
+}  # fmt: skip
+MANY = ",".join(f'"{i}":"{i}"' for i in range(199_000))
+EMPTY = '{"dtype":"U8","shape":[0],"data_offsets":[0,0]}'
+EMPTIES = ",".join(f'"{i}":{EMPTY}' for i in range(36_000))
+BOMBS = {  # small files that are large in memory
+    "B2 a header of 200,000 lists": (
+        weights(lambda: packed(b'{"a":[%s]}' % b",".join([b"[]"] * 199_000))), "data_offsets, got",
+    ),
+    "B2 a header of 200,000 pairs": (weights(lambda: packed(f"{{{MANY}}}".encode())), "got '0'"),
+    "B2 a header of 36,000 tensors": (
+        weights(lambda: packed(f"{{{EMPTIES}}}".encode())),
+        "12 missing: .*; 36000 unexpected: '0'",
+    ),
+    "B2 a header of wide characters": (
+        weights(lambda: packed('{"\U0001f600":"{4}"}'.replace("{4}", "x" * 4_000_000).encode())),
+        "data_offsets, got 'x",
+    ),
+    "B15 an index of 200,000 names": (
+        index_text(lambda: f'{{"weight_map":{{{MANY}}}}}'), "at most 40,000 tensors, got 199,000",
+    ),
+    "B6 a terabyte of nothing": (sparse, rf"'{W}' \[8, {2**35}\] in place of \[8, 12\]$"),
 }  # fmt: skip
 FORBIDDEN = {
     f"B25 {name} unreadable": (unreadable(name), "Permission denied")

@@ -59,7 +59,7 @@ class Tensor(NamedTuple):
     end: int
 
 
-def read_header(path):
+def read_header(path, most=MAX_VALUES):
     """name → Tensor of one file, by the rules of the format."""
     size = path.stat().st_size
     with open(path, "rb") as file:
@@ -77,7 +77,7 @@ def read_header(path):
         got = f"byte {error.start} of it"
         raise CheckpointError(f"the header of {path} must be UTF-8, got {got}") from None
     del raw
-    header = parse_object(text, f"the header of {path}")
+    header = parse_object(text, f"the header of {path}", most)
     check_metadata(header.pop("__metadata__", {}), path)
     base = 8 + length
     tensors = [checked_tensor(name, info, path, base) for name, info in header.items()]
@@ -148,11 +148,11 @@ def check_places(tensors, base, size, path):
         raise CheckpointError(f"{rule}, got {size:,} bytes")
 
 
-def parse_object(text, what):
+def parse_object(text, what, most=MAX_VALUES):
     """A JSON object of bounded size: `parse_json` bounds the depth, this the number of values."""
     values = sum(text.count(mark) for mark in "{[,:")
-    if values > MAX_VALUES:
-        raise CheckpointError(f"{what} must have at most {MAX_VALUES:,} values, got {values:,}")
+    if values > most:
+        raise CheckpointError(f"{what} must have at most {most:,} values, got {values:,}")
     found = files.parse_json(text, what)
     if not isinstance(found, dict):
         raise CheckpointError(f"{what} must be a JSON object, got {type(found).__name__}")
