@@ -1,8 +1,10 @@
 """A good checkpoint, and the ways to spoil it; `load` is every check there is."""
 
+import contextlib
 import io
 import json
 import os
+import signal
 import zipfile
 
 import numpy as np
@@ -33,7 +35,24 @@ CONFIG = dict(
     rope_scaling=None, hidden_act="silu", tie_word_embeddings=False, attention_bias=False,
     mlp_bias=False, bos_token_id=1, eos_token_id=2, pad_token_id=None, torch_dtype="float32",
 )  # fmt: skip
+SECONDS = 2.0  # of the processor that any checkpoint may take to be refused
 ONE, TWO = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
+
+
+@contextlib.contextmanager
+def patience():
+    """Ends what hangs."""
+
+    def late(number, frame):
+        raise AssertionError(f"still not refused after {10 * SECONDS} s")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, 10 * SECONDS)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def load(source):

@@ -1,20 +1,17 @@
 """What is no checkpoint is refused: one kind of error, in one line, fast, and nothing is left."""
 
 import os
-import signal
 import time
 import tracemalloc
 
 import bad_checkpoints
 import bad_places
 import pytest
-from checkpoint_support import SHAPES, good, load, sharded
+from checkpoint_support import SECONDS, SHAPES, good, load, patience, sharded
 
 from kformer.interop.header import CheckpointError
 
 MEMORY = 2**26  # bytes beyond the weights
-SECONDS = 2.0  # of the processor; and this many times more on the clock, where others work
-PATIENCE = 10
 
 TABLES = [
     *(getattr(bad_checkpoints, n) for n in "TRUNCATED LENGTHS TEXTS PLACES DTYPES ENTRIES".split()),
@@ -32,24 +29,10 @@ def tree(folder):
     return found
 
 
-@pytest.fixture
-def patience():
-    """Ends a test that hangs."""
-
-    def late(number, frame):
-        raise AssertionError(f"still not refused after {SECONDS * PATIENCE} s")
-
-    before = signal.signal(signal.SIGALRM, late)
-    signal.setitimer(signal.ITIMER_REAL, SECONDS * PATIENCE)
-    yield
-    signal.setitimer(signal.ITIMER_REAL, 0)
-    signal.signal(signal.SIGALRM, before)
-
-
 def refuse(source, message, folder):
     before = tree(folder)
     began = time.process_time()
-    with pytest.raises(CheckpointError, match=message) as caught:
+    with patience(), pytest.raises(CheckpointError, match=message) as caught:
         load(source)
     seconds = time.process_time() - began
     tracemalloc.start()
@@ -75,7 +58,7 @@ def test_the_good_one_loads(tmp_path):
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_refused(name, tmp_path, patience):
+def test_refused(name, tmp_path):
     make, message = BAD[name]
     folder = good(tmp_path / "checkpoint")
     make(folder)
