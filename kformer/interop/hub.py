@@ -37,7 +37,7 @@ def folder_of(source):
     folder = Path(fetched(name, SMALL))
     shards = shards_of(folder / INDEX) if (folder / INDEX).exists() else [WEIGHTS]
     fetched(name, list(shards), revision=folder.name)
-    verify(folder)
+    verify([folder / file for file in (*SMALL, *shards)])
     return folder
 
 
@@ -61,23 +61,26 @@ def fetched(name, wanted, **revision):
     raise CheckpointError(f"{rule}: {text[:300]}")
 
 
-def verify(folder):
+def verify(paths):
     """Every file must have the checksum that its name in the cache says. (Where the system has no
     links, files have no such names, and this checks nothing.)"""
-    for path in sorted(folder.iterdir()):
+    for path in paths:
         blob = path.resolve()
-        if re.fullmatch("[0-9a-f]{64}", blob.name):
-            found = files.sha256(blob)
-        elif re.fullmatch("[0-9a-f]{40}", blob.name):
-            content = blob.read_bytes()
-            head = f"blob {len(content)}\0".encode()
-            found = hashlib.sha1(head + content, usedforsecurity=False).hexdigest()
-        else:
+        if not path.exists() or not re.fullmatch("[0-9a-f]{40}|[0-9a-f]{64}", blob.name):
             continue
+        found = files.sha256(blob) if len(blob.name) == 64 else git_checksum(blob)
         if found != blob.name:
             forget(path, blob)
             rule = f"{path.name} must have the checksum {blob.name} of the hub"
             raise CheckpointError(f"{rule}, got {found}; it is downloaded anew next time")
+
+
+def git_checksum(path):
+    """By which git names the content of a file."""
+    head = f"blob {path.stat().st_size}\0".encode()
+    with open(path, "rb") as file:
+        begun = hashlib.sha1(head, usedforsecurity=False)
+        return hashlib.file_digest(file, lambda: begun).hexdigest()
 
 
 def forget(*paths):
