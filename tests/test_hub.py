@@ -18,6 +18,7 @@ from checkpoint_support import TWO, good, load, sharded
 from huggingface_hub import constants, file_download
 
 from kformer.interop import hub
+from kformer.interop.checkpoint import INDEX
 from kformer.interop.header import CheckpointError
 
 ID, COMMIT = "owner/name", "c" * 40
@@ -163,6 +164,27 @@ def test_another_checksum(name, server):
     same(load(ID), load(server.folder))
 
 
+def test_a_damaged_index(server):
+    """It is read before the shards are there: what it says counts when its checksum does."""
+    sharded(server.folder)
+    server.sent = lambda asked, content: b"?" * len(content) if asked == INDEX else content
+    refused(f"{INDEX} must have the checksum [0-9a-f]+ of the hub, got")
+    server.sent = lambda asked, content: content
+    same(load(ID), load(server.folder))
+
+
+@pytest.mark.parametrize("text", ["", "?", "[]", "{}"])
+def test_no_index(text, server):
+    sharded(server.folder)
+    (server.folder / INDEX).write_text(text)
+    refused("must (have 1 to|be JSON|be a JSON object|hold 'weight_map')")
+
+
+def test_no_weights(server):
+    (server.folder / "model.safetensors").unlink()
+    refused(r"must hold model.safetensors or .* \(pickles are never read\), got \['config.json'\]")
+
+
 def test_a_damaged_cache(server, tmp_path):
     """Checksums are compared each time: a bit of what was downloaded before is another."""
     expected = load(ID)
@@ -238,10 +260,10 @@ def test_an_index_that_leads_out(server, tmp_path):
     """Names of shards are checked before they are asked for."""
     index = sharded(server.folder)
     index["weight_map"] = dict.fromkeys(index["weight_map"], "../../escape.safetensors")
-    (server.folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    (server.folder / INDEX).write_text(json.dumps(index))
     server.more = [{"type": "file", "path": "../../escape.safetensors", "size": 1, "oid": "0" * 40}]
     refused("must name shards by plain file names ending in .safetensors, got '../../escape")
-    assert sorted(server.asked) == ["config.json", "model.safetensors.index.json"]
+    assert sorted(server.asked) == ["config.json", INDEX]
 
 
 def test_a_snapshot_that_leads_out(server, tmp_path):

@@ -11,8 +11,8 @@ import re
 from pathlib import Path
 
 from kformer import files
-from kformer.interop.checkpoint import INDEX, WEIGHTS, shards_of
-from kformer.interop.header import CheckpointError, brief
+from kformer.interop.checkpoint import INDEX, WEIGHTS, contained, shards_of
+from kformer.interop.header import CheckpointError, brief, refusing
 
 ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?")
 MAX_ID = 96
@@ -34,10 +34,12 @@ def folder_of(source):
     if len(name) > MAX_ID or not ID.fullmatch(name) or ".." in name or "--" in name:
         rule = "a checkpoint must be a folder, or an id such as 'name' or 'owner/name' of at most"
         raise CheckpointError(f"{rule} {MAX_ID} letters, digits and '._-', got {brief(source)}")
-    folder = Path(fetched(name, SMALL))
-    shards = shards_of(folder / INDEX) if (folder / INDEX).exists() else [WEIGHTS]
-    fetched(name, list(shards), revision=folder.name)
-    verify([folder / file for file in (*SMALL, *shards)])
+    with refusing():
+        folder = Path(fetched(name, SMALL))
+        verify(folder, SMALL)
+        shards = shards_of(contained(folder, INDEX)) if (folder / INDEX).exists() else [WEIGHTS]
+        fetched(name, shards, revision=folder.name)
+        verify(folder, shards)
     return folder
 
 
@@ -61,10 +63,10 @@ def fetched(name, wanted, **revision):
     raise CheckpointError(f"{rule}: {text[:300]}")
 
 
-def verify(paths):
+def verify(folder, names):
     """Every file must have the checksum that its name in the cache says. (Where the system has no
     links, files have no such names, and this checks nothing.)"""
-    for path in paths:
+    for path in (folder / name for name in names):
         blob = path.resolve()
         if not path.exists() or not re.fullmatch("[0-9a-f]{40}|[0-9a-f]{64}", blob.name):
             continue
