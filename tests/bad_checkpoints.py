@@ -178,10 +178,13 @@ ENTRIES = {
         header(lambda h: h.update(__metadata__=[1])), r"must map names to texts, got \[1\]",
     ),
     "B9 metadata of numbers": (
-        header(lambda h: h.update(__metadata__={"a": 1})), "must map names to texts, got 1",
+        header(lambda h: h.update(__metadata__={"a": 1})), "must map names to texts, got {'a': 1}",
+    ),
+    "B9 metadata is a text": (
+        header(lambda h: h.update(__metadata__="x")), "must map names to texts, got 'x'",
     ),
     "B9 metadata nested": (
-        header(lambda h: h.update(__metadata__={"a": {"b": "c"}})), "texts, got {'b': 'c'}",
+        header(lambda h: h.update(__metadata__={"a": {"b": "c"}})), "texts, got {'a': {'b': 'c'}}",
     ),
     "B9 metadata is null": (
         header(lambda h: h.update(__metadata__=None)), "must map names to texts, got None",

@@ -97,11 +97,10 @@ def what_begins(start, length):
 
 
 def check_metadata(metadata, path):
-    values = metadata.values() if isinstance(metadata, dict) else [metadata]
-    for value in values:
-        if not isinstance(value, str):
-            rule = f"__metadata__ of {path} must map names to texts"
-            raise CheckpointError(f"{rule}, got {brief(value)}")
+    texts = metadata.values() if isinstance(metadata, dict) else [None]
+    if not all(isinstance(text, str) for text in texts):
+        rule = f"__metadata__ of {path} must map names to texts"
+        raise CheckpointError(f"{rule}, got {brief(metadata)}")
 
 
 def checked_tensor(name, info, path, base):
