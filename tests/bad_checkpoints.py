@@ -201,8 +201,8 @@ ENTRIES = {
     "B11 three missing": (
         tensors(lambda a: [a.pop(n) for n in (W, B, H)]), f"3 missing: '{W}', '{B}', '{H}'$",
     ),
-    "B11 all missing": (tensors(dict.clear), f"{len(SHAPES)} missing: 'model.embed_tokens.weight'"),
-    "B11 none in the header": (weights(packed(b"{}")), f"got {len(SHAPES)} missing: 'model.emb"),
+    "B11 all missing": (tensors(dict.clear), f"{len(SHAPES)} missing: 'embed_tokens.weight'"),
+    "B11 none in the header": (weights(packed(b"{}")), f"got {len(SHAPES)} missing: 'emb"),
     "B11 under another name": (  # which ends in the one that is missing
         tensors(lambda a: a.update({"q_" + B: a.pop(B)})),
         f"1 missing: '{B}'; 1 unexpected: 'q_{B}'$",

@@ -1,14 +1,20 @@
 """What is no checkpoint is refused: one kind of error, in one line, fast, and nothing is left."""
 
+import math
 import os
 import time
 import tracemalloc
 
 import bad_checkpoints
+import bad_configs
 import bad_places
 import pytest
-from checkpoint_support import SECONDS, SHAPES, good, load, patience, sharded
+from bad_configs import FAMILIES, changed, checkpoint_of
+from checkpoint_support import SECONDS, good, load, patience, sharded
+from kformer.weights import path_in
 
+import kformer
+from kformer import backend
 from kformer.interop.header import CheckpointError
 
 MEMORY = 2**26  # bytes beyond the weights
@@ -17,6 +23,11 @@ TABLES = [
     *(getattr(bad_checkpoints, n) for n in "TRUNCATED LENGTHS TEXTS PLACES DTYPES ENTRIES".split()),
     *(getattr(bad_places, n) for n in "INDICES NAMES LINKS ADDRESSES JSONS OTHERS BOMBS".split()),
 ]
+CONFIGS = {
+    name: case
+    for table in "SIZES KINDS RATES UNKNOWN TOGETHER".split()
+    for name, case in getattr(bad_configs, table).items()
+}
 BAD = {name: case for table in TABLES for name, case in table.items()}
 
 
@@ -43,18 +54,34 @@ def refuse(source, message, folder):
     finally:
         tracemalloc.stop()
     text = str(caught.value)
-    assert caught.type is CheckpointError and len(text.splitlines()) == 1 and len(text) < 20_000
+    assert caught.type is CheckpointError and len(text.splitlines()) == 1 and len(text) < 60_000
     assert seconds < SECONDS and peak < MEMORY, f"{seconds:.1f} s, {peak:,} bytes"
     assert tree(folder) == before
 
 
 def test_the_good_one_loads(tmp_path):
+    """Whole and in parts; as what `load` reads without making a model."""
     folder = good(tmp_path / "checkpoint")
+    model = kformer.from_hf(folder)
+    found = {path_in(model, v.path): backend.to_numpy(v.value) for v in model.weights}
     whole = load(folder)
     sharded(folder)
     parts = load(folder)
-    assert list(whole) == list(parts) == list(SHAPES)
-    assert all((whole[name] == parts[name]).all() for name in SHAPES)
+    assert set(whole) == set(parts) == set(found)
+    assert all((whole[p] == parts[p]).all() and (whole[p] == found[p]).all() for p in whole)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_good_ones_load(family, tmp_path):
+    model = kformer.from_hf(checkpoint_of(tmp_path / "checkpoint", family))
+    assert model.count_params() == sum(map(math.prod, FAMILIES[family][1].values()))
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_refused_config(name, tmp_path):
+    family, changes, message = CONFIGS[name]
+    changed(tmp_path / "checkpoint", family, changes)
+    refuse(tmp_path / "checkpoint", message, tmp_path)
 
 
 @pytest.mark.parametrize("name", BAD)

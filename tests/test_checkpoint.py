@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import safetensors.numpy
-from checkpoint_support import SHAPES, B, H, good, load, packed, sharded
+from checkpoint_support import SHAPES, B, H, good, packed, sharded
 
 from kformer.interop.checkpoint import INDEX, WEIGHTS, Checkpoint, Lazy, write
 from kformer.interop.header import CheckpointError
@@ -88,11 +88,11 @@ def test_it_reads_what_others_write(dtype, tmp_path):
 def test_a_whole_checkpoint(tmp_path):
     """The tests' own good one, whole and in two files: the numbers of the format's library."""
     folder = good(tmp_path / "a")
-    whole, theirs = load(folder), safetensors.numpy.load_file(folder / WEIGHTS)
+    whole, theirs = read(folder), safetensors.numpy.load_file(folder / WEIGHTS)
     for name, array in whole.items():
         np.testing.assert_array_equal(array, theirs[name].astype("f4"))
     sharded(folder)
-    same(load(folder), whole)
+    same(read(folder), whole)
 
 
 def test_check_lists_everything(tmp_path):

@@ -1,19 +1,29 @@
 """Thousands of random changes of headers, indices and configs: refused, or they change nothing."""
 
+import json
 import random as randoms
 import time
 
 import numpy as np
 import pytest
 import safetensors
+from bad_configs import FAMILIES, NUMBERS, REALS, checkpoint_of
 from checkpoint_support import SECONDS, good, load, packed, patience, sharded
 from mutations import mutated, of_bytes
 
+from kformer.interop import loading
 from kformer.interop.checkpoint import INDEX, WEIGHTS, Checkpoint
 from kformer.interop.header import CheckpointError
 
 PARTS = 10
-FILES = [WEIGHTS] * 4 + [INDEX] * 3 + ["config.json"] * 3
+FILES = [("llama", WEIGHTS)] * 4 + [("llama", INDEX)] * 3
+FILES += [(family, "config.json") for family in FAMILIES]
+# Key of a config.json → field of a Config that is the same.
+SAID = {
+    family: {key: field for key, (field, *_) in NUMBERS[family].items()} | REALS[family]
+    for family in FAMILIES
+}
+SAID["llama"] |= {"tie_word_embeddings": "tie_embeddings", "attention_bias": "use_bias"}
 
 
 def changed_weights(raw, seed):
@@ -31,47 +41,51 @@ def changed_weights(raw, seed):
     return packed(header, raw[8 + length :])
 
 
-def check(folder, expected):
-    """Whether it was accepted: then its tensors are those it had, and every reader takes it."""
-    began = time.process_time()
-    try:
-        with patience():
-            found = load(folder)
-    except CheckpointError as error:
-        assert type(error) is CheckpointError and len(str(error).splitlines()) == 1, error
-        accepted = False
-    else:
-        same_tensors(folder, found, expected)
-        accepted = True
-    assert time.process_time() - began < SECONDS
-    return accepted
+class Good:
+    """A good checkpoint, and what is in it."""
 
+    def __init__(self, folder, family, name):
+        self.folder = good(folder) if family == "llama" else checkpoint_of(folder, family)
+        if name == INDEX:
+            sharded(folder)
+        self.family, self.numbers, self.tensors = family, load(folder), self.read()
 
-def same_tensors(folder, found, expected):
-    """The same names, shapes and bytes; of a dtype with bytes of another meaning, that meaning."""
-    assert list(found) == list(expected)
-    places = Checkpoint.open(folder).tensors
-    for path in {tensor.path for tensor in places.values()}:
-        theirs = dict(safetensors.deserialize(path.read_bytes()))
-        for name, info in theirs.items():
-            raw, dtype = np.frombuffer(info["data"], np.uint8), places[name].dtype
-            assert dtype == info["dtype"] and list(places[name].shape) == info["shape"]
-            bits, shape = expected[name]
-            assert found[name].shape == shape and raw.tobytes() == bits
-            if dtype == "BF16":
-                again = raw.view("<u2").astype("<u4") << 16
-                again = again.view("<f4")
-            else:
-                again = raw.view({"F32": "<f4", "F16": "<f2"}[dtype])
-            np.testing.assert_array_equal(found[name].ravel(), again.astype("<f4"))
+    def read(self):
+        """name → (dtype, shape, bytes), as the format's own library reads them."""
+        paths = {tensor.path for tensor in Checkpoint.open(self.folder).tensors.values()}
+        parts = [safetensors.deserialize(path.read_bytes()) for path in paths]
+        return {n: (i["dtype"], i["shape"], bytes(i["data"])) for part in parts for n, i in part}
 
+    def accepts(self):
+        """Whether it is a checkpoint now; then it is the same one as before."""
+        began = time.process_time()
+        try:
+            with patience():
+                numbers = load(self.folder)
+        except CheckpointError as error:
+            assert type(error) is CheckpointError and len(str(error).splitlines()) == 1, error
+            numbers = None
+        assert time.process_time() - began < SECONDS
+        if numbers is not None:
+            self.check(numbers)
+        return numbers is not None
 
-def bits_of(folder):
-    """name → (bytes, shape) of a good checkpoint."""
-    found = {}
-    for name, tensor in Checkpoint.open(folder).tensors.items():
-        found[name] = tensor.path.read_bytes()[tensor.start : tensor.end], tensor.shape
-    return found
+    def check(self, numbers):
+        """The same names, shapes and bytes, so the same numbers; but the bytes of F16 may be said
+        to be BF16. What config.json says is what its Config is."""
+        tensors = self.read()
+        assert {n: t[1:] for n, t in tensors.items()} == {n: t[1:] for n, t in self.tensors.items()}
+        assert list(numbers) == list(self.numbers)
+        if tensors == self.tensors:
+            for path, array in numbers.items():
+                np.testing.assert_array_equal(array, self.numbers[path])
+        hf = json.loads((self.folder / "config.json").read_text("utf-8"))
+        family = loading.family_of(hf)
+        config = family.read_config(hf, loading.check_task(family, hf, None))
+        for key, field in SAID[self.family].items():
+            if hf.get(key) is not None:
+                value = getattr(config, field)
+                assert (type(value) is bool) == (type(hf[key]) is bool) and value == hf[key], key
 
 
 @pytest.mark.parametrize("part", range(PARTS))
@@ -79,20 +93,16 @@ def test_changes(request, part, tmp_path):
     """10,000 changes in all parts, with --deep 100,000; the seed stands at the end of the run."""
     seed = request.config.getoption("--draw")
     number = (100_000 if request.config.getoption("--deep") else 10_000) // PARTS
-    folder, name = good(tmp_path / "checkpoint"), FILES[part]
-    if name == INDEX:
-        sharded(folder)
-    expected = bits_of(folder)
-    expected = {key: expected[key] for key in load(folder)}
-    raw = (folder / name).read_bytes()
-    before = {path.name for path in folder.iterdir()}
-    change = changed_weights if name == WEIGHTS else mutated
-    accepted = 0
+    family, name = FILES[part]
+    folder = tmp_path / "checkpoint"
+    whole = Good(folder, family, name)
+    raw, before = (folder / name).read_bytes(), {path.name for path in folder.iterdir()}
+    change, accepted = changed_weights if name == WEIGHTS else mutated, 0
     for index in range(number):
         (folder / name).unlink()  # a file that is written over waits for the disk
         (folder / name).write_bytes(change(raw, f"{seed} {part} {index}"))
         try:
-            accepted += check(folder, expected)
+            accepted += whole.accepts()
         except Exception as error:
             error.add_note(f"{name} by --draw {seed}, part {part}, change {index}")
             raise
