@@ -31,6 +31,8 @@ _LATER = {
     "attention_maps": "explorer",
     "check": "laws",
     "compilations": "models.decoding",
+    "from_hf": "interop.loading",
+    "to_hf": "interop.saving",
 }
 
 __all__ = [

@@ -15,6 +15,7 @@ CHOICES = {
     "norm_placement": ("pre", "post", "sandwich"),
     "position": ("sinusoidal", "learned", "rotary", "alibi", "relative", "none"),
     "position_layout": (None, "interleaved", "half", "spread"),
+    "pooler_activation": ("tanh", "relu"),
 }
 
 # (lowest, highest) of every whole number. The upper ends refuse what no machine could allocate.
@@ -139,6 +140,7 @@ class Config:
     embedding_norm: bool = False
     final_norm: bool | None = None
     pooler: bool = False
+    pooler_activation: str = "tanh"
     output_bias: bool = False
     output_scale: float | None = None
     pad_id: int | None = 0
@@ -191,8 +193,8 @@ class Config:
         return cls(**fields)
 
     def parameter_count(self, task: str, **arguments) -> int:
-        """How many numbers the built model has, computed without building it: see `zoo.py`."""
-        from kformer.zoo import parameter_count
+        """How many numbers the built model has, computed without building it: see `weights.py`."""
+        from kformer.weights import parameter_count
 
         return parameter_count(self, task, **arguments)
 
