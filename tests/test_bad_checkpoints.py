@@ -11,11 +11,11 @@ import bad_places
 import pytest
 from bad_configs import FAMILIES, changed, checkpoint_of
 from checkpoint_support import SECONDS, good, load, patience, sharded
-from kformer.weights import path_in
 
 import kformer
 from kformer import backend
 from kformer.interop.header import CheckpointError
+from kformer.weights import path_in
 
 MEMORY = 2**26  # bytes beyond the weights
 
