@@ -149,9 +149,7 @@ class Config:
 
     def __post_init__(self):
         for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if value is not None or "None" not in str(field.type):
-                object.__setattr__(self, field.name, checked(field.name, value))
+            object.__setattr__(self, field.name, checked(field.name, getattr(self, field.name)))
         _check_combinations(self)
 
     def __hash__(self):
@@ -243,6 +241,8 @@ def check_whole(least, **values):
 
 def checked(name, value):
     """One field's value in its plain Python type, or a ValueError with the field's rule."""
+    if value is None and "None" in str(Config.__dataclass_fields__[name].type):
+        return None
     if name in CHOICES:
         if value not in CHOICES[name]:
             rule = ", ".join(repr(choice) for choice in CHOICES[name] if choice)

@@ -3,6 +3,7 @@
 import json
 import random as randoms
 import time
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -11,8 +12,10 @@ from bad_configs import FAMILIES, NUMBERS, REALS, checkpoint_of
 from checkpoint_support import SECONDS, good, load, packed, patience, sharded
 from mutations import mutated, of_bytes
 
+import kformer
 from kformer.interop import loading
 from kformer.interop.checkpoint import INDEX, WEIGHTS, Checkpoint
+from kformer.interop.families import FAMILIES as FAMILIES_OF_HF
 from kformer.interop.header import CheckpointError
 
 PARTS = 10
@@ -86,6 +89,47 @@ class Good:
             if hf.get(key) is not None:
                 value = getattr(config, field)
                 assert (type(value) is bool) == (type(hf[key]) is bool) and value == hf[key], key
+
+
+class Nothing:
+    """In place of a checkpoint: there is no tensor in it."""
+
+    tensors = {}
+
+    def check(self, shapes, ignore):
+        raise CheckpointError("a config that means a model")
+
+
+def plain_config(family):
+    """A config.json of a family with all the keys it knows."""
+    small = {"head": 16, "layer": 2}
+    said = {
+        key: default[0] if default else next((n for k, n in small.items() if k in key), 32)
+        for key, *default in family.fields.values()
+    }
+    must = {key: allowed[0] for key, allowed in family.must.items()}
+    names = list(family.architectures)[:1]
+    return {**said, **must, "model_type": family.model_type, "architectures": names}
+
+
+@pytest.mark.parametrize("kind", FAMILIES_OF_HF)
+def test_configs(request, kind, tmp_path):
+    """A changed config.json of any family means a model, or it is refused in one line."""
+    raw, means = json.dumps(plain_config(FAMILIES_OF_HF[kind])).encode(), 0
+    seed = request.config.getoption("--draw")
+    for index in range(5000 if request.config.getoption("--deep") else 200):
+        (tmp_path / "config.json").unlink(missing_ok=True)
+        (tmp_path / "config.json").write_bytes(mutated(raw, f"{seed} {kind} {index}"))
+        try:
+            with patience(), pytest.raises(CheckpointError) as caught:
+                with mock.patch.object(loading.Checkpoint, "open", lambda *args: Nothing()):
+                    kformer.from_hf(tmp_path)
+        except Exception as error:
+            error.add_note(f"{kind} by --draw {seed}, change {index}")
+            raise
+        assert len(str(caught.value).splitlines()) == 1
+        means += "means a model" in str(caught.value)
+    assert means > 10
 
 
 @pytest.mark.parametrize("part", range(PARTS))

@@ -125,7 +125,8 @@ class Family:
                 value = [checked(name, item) for item in value][0]  # the others: for `generate`
             if name == "activation":
                 value = read_activation(key, value)
-            fields[name] = value if value is None else checked(name, value)
+            missing = value is None and default == [None]
+            fields[name] = None if missing else checked(name, value)
         if self.read is not None:
             self.read(rest, fields)
         for key, allowed in (NEUTRAL | self.must).items():

@@ -112,6 +112,7 @@ def write_llama(config, task):
 
 def read_window(hf, fields):
     """The window of Mistral and Mixtral, of all layers."""
+    check_whole(1, num_local_experts=fields.get("num_experts", 1))
     read_positions(hf, fields, 1000000.0 if "num_experts" in fields else 10000.0)
     fields["window"] = hf.pop("sliding_window", None if "num_experts" in fields else 4096)
 
