@@ -32,6 +32,7 @@ _LATER = {
     "check": "laws",
     "compilations": "models.decoding",
     "from_hf": "interop.loading",
+    "from_keras_hub": "interop.backbones",
     "to_hf": "interop.saving",
 }
 
