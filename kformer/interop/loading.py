@@ -11,7 +11,8 @@ import keras
 import numpy as np
 
 from kformer import models
-from kformer.interop.checkpoint import Checkpoint, read_config
+from kformer.config import check_whole
+from kformer.interop.checkpoint import MAX_TENSORS, Checkpoint, read_config
 from kformer.interop.families import FAMILIES
 from kformer.interop.family import SUFFIXES
 from kformer.interop.header import CheckpointError, brief, refusing
@@ -19,6 +20,7 @@ from kformer.interop.hub import folder_of
 from kformer.interop.tokenizers import read_tokenizer
 from kformer.weights import path_in, weight_shapes
 
+MAX_CLASSES = 2**16
 MODELS = {
     "encoder": models.Encoder,
     "decoder": models.Decoder,
@@ -101,11 +103,32 @@ def head_of(task, hf, num_classes, class_names):
     if num_classes is not None or class_names is not None:
         number = num_classes or len(class_names)
         return dict(num_classes=number, class_names=class_names, new=True)
-    names = hf.get("id2label") or {str(i): f"LABEL_{i}" for i in range(hf.get("num_labels", 2))}
-    numbers = [str(i) for i in range(len(names))] if isinstance(names, dict) else None
-    if numbers is None or sorted(names) != sorted(numbers) or not numbers:
-        raise CheckpointError(f"id2label must name classes 0, 1, 2, ..., got {brief(names)}")
-    return dict(num_classes=len(names), class_names=[names[i] for i in numbers], new=False)
+    names = class_names_in(hf)
+    return dict(num_classes=len(names), class_names=names, new=False)
+
+
+def class_names_in(hf):
+    """The names of its classes that config.json has, or those that stand for them."""
+    names, number = hf.get("id2label"), hf.get("num_labels", 2)
+    check_whole(2, num_labels=number)
+    if names is None:
+        if number > MAX_CLASSES:
+            raise CheckpointError(f"num_labels must be at most {MAX_CLASSES:,}, got {number}")
+        return [f"LABEL_{i}" for i in range(number)]
+    numbers = [str(i) for i in range(len(names))] if isinstance(names, dict) else []
+    wrong = len(numbers) < 2 or set(names) != set(numbers)
+    if wrong or not all(isinstance(name, str) for name in names.values()):
+        rule = "id2label must name two classes or more, 0, 1, 2, ..."
+        raise CheckpointError(f"{rule}, got {brief(names)}")
+    return [names[i] for i in numbers]
+
+
+def check_number(shapes):
+    """An expert is a tensor, and config.json may say that there are millions."""
+    number = sum(shape[0] if len(shape) == 3 else 1 for shape in shapes.values())
+    if number > MAX_TENSORS:
+        rule = f"config.json must say a model of at most {MAX_TENSORS:,} tensors"
+        raise CheckpointError(f"{rule}, got {number:,}")
 
 
 class Plan:
@@ -132,6 +155,7 @@ class Plan:
         if self.new:
             fresh = ("classifier/",) if has_pooler else ("classifier/", "pooler/")
             shapes = {p: shape for p, shape in shapes.items() if not p.startswith(fresh)}
+        check_number(shapes)
         self.links = family.links(self.config, shapes, task, self.prefix)
         expected = {name: link.shape for link in self.links for name in link.tensors}
         self.stand_ins = self.find_stand_ins(expected)
