@@ -13,7 +13,7 @@ import numpy as np
 from kformer.interop.checkpoint import Checkpoint
 from kformer.interop.families.decoders import GPT2, LLAMA, SIDE_BY_SIDE
 from kformer.interop.header import CheckpointError, Tensor, brief, refusing
-from kformer.interop.loading import MODELS, Plan, made_with
+from kformer.interop.loading import MODELS, Head, Plan, made_with
 from kformer.text import Tokenizer
 
 BLOCK = {
@@ -98,7 +98,7 @@ def from_gguf(path, dtype=None, allow_nonfinite=False):
         file = GgufFile(path, allow_nonfinite)
         family = FAMILIES[file.kind]
         config = family.read_config(file.config(), "causal_lm")
-        plan = Plan(family, config, "causal_lm", file, {})
+        plan = Plan(family, config, "causal_lm", file, Head({}))
         tokenizer = file.tokenizer(config)
         if tokenizer is not None and config.pad_id is None:
             config = config.replace(pad_id=tokenizer.pad_id)
