@@ -85,7 +85,7 @@ class Family:
         base: what precedes the modules of the backbone in a model with a head.
         heads: task → part → module of its head.
         same: modules that hold the same tensor, the one that is written first.
-        transposed: kernels are stored as (out, in).
+        transposed: kernels of the backbone are stored as (out, in), as those of heads always are.
         shift: norms are stored less this.
         ignored: regular expressions of tensors that say nothing.
         read, write: what a table cannot say: functions of (config.json, fields), which takes out
@@ -112,6 +112,10 @@ class Family:
     @property
     def tasks(self):
         return tuple(dict.fromkeys(self.architectures.values()))
+
+    @property
+    def head_parts(self):
+        return {part for head in self.heads.values() for part in head}
 
     def read_config(self, hf, task, ignore=()):
         """The Config of the object in config.json; what it does not know, it refuses."""
@@ -197,16 +201,16 @@ class Family:
         paths = tuple(f"{p.replace('{i}', i or '')}/{leaf}" for p in parts)
         name = f"{module.format(i=i)}.{SUFFIXES[leaf]}"
         shape = (*shape[:-1], shape[-1] * len(parts))
-        if leaf == "kernel" and self.transposed:
-            shape = tuple(reversed(shape))
-        return Link(paths, (name,), shape, leaf)
+        if leaf != "kernel" or not self.transposed and part not in self.head_parts:
+            return Link(paths, (name,), shape, leaf)
+        return Link(paths, (name,), tuple(reversed(shape)), "transposed")
 
     def to_weights(self, link, tensors):
         """The arrays of link.weights from those of link.tensors."""
         if link.kind == "expert":
             return [np.stack([tensor.T for tensor in tensors])]
         (tensor,) = tensors
-        if link.kind == "kernel" and self.transposed:
+        if link.kind == "transposed":
             tensor = tensor.T
         if link.kind == "row":
             tensor = tensor[0]
@@ -223,7 +227,7 @@ class Family:
             weight = weight - np.float32(self.shift)
         if link.kind == "row":
             return weight[None]
-        return weight.T if link.kind == "kernel" and self.transposed else weight
+        return weight.T if link.kind == "transposed" else weight
 
 
 class Link(NamedTuple):
@@ -232,7 +236,7 @@ class Link(NamedTuple):
     weights: tuple  # paths
     tensors: tuple  # names
     shape: tuple  # of each tensor
-    kind: str  # suffix of the weights, "expert" or "row"
+    kind: str  # suffix of the weights, "transposed", "expert" or "row"
 
 
 def entries(parts, module):
