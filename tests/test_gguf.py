@@ -120,7 +120,7 @@ def test_eight_bits(tmp_path):
 def test_what_cannot_be_is_refused(tmp_path):
     model = make("llama")
     path = written(tmp_path / "a.gguf", "llama", model, {"block_count": 3})
-    with pytest.raises(CheckpointError, match="9 missing: blk.2.attn_q.weight"):
+    with pytest.raises(CheckpointError, match="9 missing: 'blk.2.attn_q.weight"):
         kformer.from_gguf(path)
     path = written(tmp_path / "b.gguf", "llama", model, {"rope.dimension_count": 4})
     with pytest.raises(
