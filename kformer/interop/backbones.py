@@ -189,10 +189,13 @@ def from_keras_hub(backbone, task=None):
     if task not in (None, kind) and (task, kind) != ("causal_lm", "decoder"):
         known = f"{kind!r} or 'causal_lm'" if kind == "decoder" else repr(kind)
         raise ValueError(f"task must be {known} for a {name}, got {task!r}")
-    untied = any(weight.path.endswith("reverse_embeddings") for weight in backbone.weights)
+    weights = list(backbone.weights)
+    if kind == "seq2seq":  # on some backends the tables of both sides come first
+        weights.sort(key=lambda weight: "decoder_" in weight.path)
+    untied = any(weight.path.endswith("reverse_embeddings") for weight in weights)
     config = Config(**fields, tie_embeddings=not untied)
     parts = [part for part in parts if part != "head" or untied]
-    values = matched(weight_shapes(config, task or kind), parts, backbone.weights, name)
+    values = matched(weight_shapes(config, task or kind), parts, weights, name)
     return made_with(values, lambda: MODELS[task or kind](config))
 
 
