@@ -32,7 +32,9 @@ _LATER = {
     "check": "laws",
     "compilations": "models.decoding",
     "embed": "models.sentences",
+    "from_gguf": "interop.gguf_files",
     "from_hf": "interop.loading",
+    "from_keras_hub": "interop.backbones",
     "to_hf": "interop.saving",
 }
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kformer.config import Config
+from kformer.config import Config, checked
 from kformer.interop.header import CheckpointError, brief
 
 SUFFIXES = {
@@ -118,10 +118,15 @@ class Family:
         rest = {key: value for key, value in hf.items() if key not in ignore}
         fields = dict(self.always)
         for name, (key, *default) in self.fields.items():
-            if key not in rest and not default:
+            if rest.get(key) is None and not default:
                 raise CheckpointError(f"config.json must say {key!r}, got {brief(sorted(hf))}")
             value = rest.pop(key, *default)
-            fields[name] = value if name != "activation" else read_activation(key, value)
+            if name in ("bos_id", "eos_id") and isinstance(value, list) and value:
+                value = [checked(name, item) for item in value][0]  # the others: for `generate`
+            if name == "activation":
+                value = read_activation(key, value)
+            missing = value is None and default == [None]
+            fields[name] = None if missing else checked(name, value)
         if self.read is not None:
             self.read(rest, fields)
         for key, allowed in (NEUTRAL | self.must).items():
@@ -133,9 +138,6 @@ class Family:
             rule = f"config.json of {self.model_type} must have known keys only"
             hint = "ignore=[...] passes over keys that do not change the model"
             raise CheckpointError(f"{rule}, got {brief(unknown)}; {hint}")
-        for name in ("bos_id", "eos_id"):
-            if isinstance(fields.get(name), list) and fields[name]:
-                fields[name] = fields[name][0]  # the others are for whoever generates
         for name in ("pad_id", "bos_id", "eos_id"):  # what the vocabulary has not never occurs
             if isinstance(fields[name], int) and fields[name] >= fields["vocabulary_size"]:
                 fields[name] = None

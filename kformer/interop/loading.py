@@ -6,12 +6,14 @@ Config needs. Then the model is made, and each weight is read as its variable co
 """
 
 import re
+from typing import NamedTuple
 
 import keras
 import numpy as np
 
 from kformer import models
-from kformer.interop.checkpoint import Checkpoint, read_config
+from kformer.config import check_whole
+from kformer.interop.checkpoint import MAX_TENSORS, Checkpoint, read_config
 from kformer.interop.families import FAMILIES
 from kformer.interop.family import SUFFIXES
 from kformer.interop.header import CheckpointError, brief, refusing
@@ -19,6 +21,7 @@ from kformer.interop.hub import folder_of
 from kformer.interop.tokenizers import read_tokenizer
 from kformer.weights import path_in, weight_shapes
 
+MAX_CLASSES = 2**16
 MODELS = {
     "encoder": models.Encoder,
     "decoder": models.Decoder,
@@ -56,7 +59,7 @@ def from_hf(source, task=None, *, num_classes=None, class_names=None, dtype=None
         head = head_of(task, hf, num_classes, class_names)
         plan = Plan(family, config, task, Checkpoint.open(folder, allow_nonfinite), head)
         config, tokenizer = with_tokenizer(plan.config, folder)
-    given = dict(tokenizer=tokenizer, dtype=dtype, **plan.head)
+    given = dict(tokenizer=tokenizer, dtype=dtype, **plan.arguments)
     return made_with(plan.values(), lambda: MODELS[task](config, **given))
 
 
@@ -92,51 +95,85 @@ def check_task(family, hf, task):
     return task
 
 
+class Head(NamedTuple):
+    """Arguments of a classifier, and whether its weights are new ones."""
+
+    arguments: dict
+    is_new: bool = False
+
+    def sizes(self):
+        return {key: value for key, value in self.arguments.items() if key != "class_names"}
+
+
 def head_of(task, hf, num_classes, class_names):
-    """Arguments of a classifier: those of a new head, with "new", or the checkpoint's."""
+    """The Head that was asked for, or the checkpoint's own."""
     if "classifier" not in task:
         if num_classes is not None or class_names is not None:
             raise ValueError(f"num_classes must be left out for task={task!r}, got {num_classes!r}")
-        return {}
-    if num_classes is not None or class_names is not None:
-        number = num_classes or len(class_names)
-        return dict(num_classes=number, class_names=class_names, new=True)
-    names = hf.get("id2label") or {str(i): f"LABEL_{i}" for i in range(hf.get("num_labels", 2))}
-    numbers = [str(i) for i in range(len(names))] if isinstance(names, dict) else None
-    if numbers is None or sorted(names) != sorted(numbers) or not numbers:
-        raise CheckpointError(f"id2label must name classes 0, 1, 2, ..., got {brief(names)}")
-    return dict(num_classes=len(names), class_names=[names[i] for i in numbers], new=False)
+        return Head({})
+    is_new = num_classes is not None or class_names is not None
+    if not is_new:
+        class_names = class_names_in(hf)
+    arguments = dict(num_classes=num_classes or len(class_names), class_names=class_names)
+    if task == "text_classifier":
+        arguments["pooling"] = "first"
+    return Head(arguments, is_new)
+
+
+def class_names_in(hf):
+    """The names of its classes that config.json has, or those that stand for them."""
+    names, number = hf.get("id2label"), hf.get("num_labels", 2)
+    check_whole(2, num_labels=number)
+    if names is None:
+        if number > MAX_CLASSES:
+            raise CheckpointError(f"num_labels must be at most {MAX_CLASSES:,}, got {number}")
+        return [f"LABEL_{i}" for i in range(number)]
+    numbers = [str(i) for i in range(len(names))] if isinstance(names, dict) else []
+    wrong = len(numbers) < 2 or set(names) != set(numbers)
+    if wrong or not all(isinstance(name, str) for name in names.values()):
+        rule = "id2label must name two classes or more, 0, 1, 2, ..."
+        raise CheckpointError(f"{rule}, got {brief(names)}")
+    return [names[i] for i in numbers]
+
+
+def check_number(shapes):
+    """An expert is a tensor, and config.json may say that there are millions."""
+    number = sum(shape[0] if len(shape) == 3 else 1 for shape in shapes.values())
+    if number > MAX_TENSORS:
+        rule = f"config.json must say a model of at most {MAX_TENSORS:,} tensors"
+        raise CheckpointError(f"{rule}, got {number:,}")
 
 
 class Plan:
-    """Which tensor goes where, settled before anything is made."""
+    """Which tensor goes where, settled before anything is made.
+
+    Args:
+        family, config, task: whose tensors, and what they are for.
+        checkpoint: what is there.
+        head: arguments of a classifier, as `head_of` gives them.
+    """
 
     def __init__(self, family, config, task, checkpoint, head):
-        self.family, self.task, self.checkpoint = family, task, checkpoint
+        self.family, self.checkpoint, self.arguments = family, checkpoint, head.arguments
         there = checkpoint.tensors
         self.prefix = family.base if any(name.startswith(family.base) for name in there) else ""
-        self.new = head.pop("new", False)
-        if task == "text_classifier":
-            head["pooling"] = "first"
-        pooler = family.heads.get(task, {}).get("pooler") or self.prefix + family.parts.get(
-            "pooler", "no pooler"
-        )
-        has_pooler = pooler + ".weight" in there
-        self.config = config.replace(
-            pooler=task == "text_classifier" or task == "encoder" and has_pooler
-        )
-        self.head = head
-        shapes = weight_shapes(
-            self.config, task, **{k: v for k, v in head.items() if k != "class_names"}
-        )
-        if self.new:
+        has_pooler = f"{self.pooler_module(task)}.weight" in there
+        pools = task == "text_classifier" or task == "encoder" and has_pooler
+        self.config = config.replace(pooler=pools)
+        shapes = weight_shapes(self.config, task, **head.sizes())
+        if head.is_new:
             fresh = ("classifier/",) if has_pooler else ("classifier/", "pooler/")
             shapes = {p: shape for p, shape in shapes.items() if not p.startswith(fresh)}
+        check_number(shapes)
         self.links = family.links(self.config, shapes, task, self.prefix)
         expected = {name: link.shape for link in self.links for name in link.tensors}
         self.stand_ins = self.find_stand_ins(expected)
         expected = {self.stand_ins.get(name, name): shape for name, shape in expected.items()}
-        checkpoint.check(expected, ignore=self.passed_over(expected))
+        checkpoint.check(expected, ignore=self.passed_over())
+
+    def pooler_module(self, task):
+        own = self.family.heads.get(task, {}).get("pooler")
+        return own or self.prefix + self.family.parts.get("pooler", "?")
 
     def find_stand_ins(self, expected):
         """Tensors that go by several names: {the expected one: the one that is there}. Where
@@ -175,17 +212,13 @@ class Plan:
         suffixes = "|".join(set(SUFFIXES.values()))
         return [rf"{re.escape(module)}(\.({suffixes}))?" for module in modules]
 
-    def passed_over(self, expected):
+    def passed_over(self):
         """Patterns of what may be there and is not read: other heads, other names, buffers."""
+        base, tied = self.family.base, self.config.tie_embeddings
         names = [name for group in self.family.same for name in group]
-        names += [name.removeprefix(self.family.base) for name in names]
-        tied = [
-            re.escape(name)
-            for name in names
-            if self.config.tie_embeddings or not self.is_head(name)
-        ]
-        heads = [pattern for pattern in self.head_patterns()]
-        return [*self.family.ignored, *tied, *heads]
+        names += [name.removeprefix(base) for name in names]
+        names = [re.escape(name) for name in names if tied or not self.is_head(name)]
+        return [*self.family.ignored, *names, *self.head_patterns()]
 
     def values(self):
         """{path of a weight: function that reads its value}."""

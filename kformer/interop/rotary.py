@@ -1,6 +1,6 @@
 """How config.json spells rotary positions, in the present form and in the earlier one."""
 
-from kformer.interop.header import CheckpointError
+from kformer.interop.header import CheckpointError, brief
 
 # kformer's name of a number of a scaling → the one in config.json
 NUMBERS = {
@@ -27,28 +27,35 @@ def read_rotary(hf, head_dim, base=10000.0):
     {"rope_theta": 10000.0, "rope_scaling": {"type": "linear", "factor": 2.0}}
     """
     scaling = hf.pop("rope_scaling", None)
-    given = hf.pop("rope_parameters", None) or scaling or {}
+    given = first(hf.pop("rope_parameters", None), scaling, {})
     if not isinstance(given, dict):
-        raise CheckpointError(f"rope_parameters must be an object, got {given!r}")
+        raise CheckpointError(f"rope_parameters must be an object, got {brief(given)}")
     given = dict(given)
-    base = given.pop("rope_theta", None) or hf.pop("rope_theta", None) or base
-    hf.pop("rope_theta", None)
+    base = first(given.pop("rope_theta", None), hf.pop("rope_theta", None), base)
     part = given.pop("partial_rotary_factor", hf.pop("partial_rotary_factor", None))
-    kinds = {given.pop(key) for key in ("rope_type", "type") if key in given}
-    kind = kinds.pop() if kinds else "default"
-    fields = {"rotary_base": base}
-    if part not in (None, 1, 1.0):
-        fields["rotary_dim"] = int(head_dim * part)
-    if kind == "default" and not kinds:
-        rest = given
-    elif kind in TAKES and not kinds:
-        fields["rotary_scaling"], rest = read_scaling(kind, given, hf)
-    else:
+    kinds = [given.pop(key) for key in ("rope_type", "type") if key in given]
+    kind = kinds[0] if kinds else "default"
+    if kind not in ("default", *TAKES) or any(other != kind for other in kinds):
         rule = f"rope_type must be one of default, {', '.join(TAKES)}"
-        raise CheckpointError(f"{rule}, got {kind!r}")
+        raise CheckpointError(f"{rule}, got {brief(kinds)}")
+    fields = {"rotary_base": base}
+    if part is not None and part != 1:
+        if isinstance(part, bool) or not isinstance(part, int | float) or not 0 < part < 1:
+            rule = "partial_rotary_factor must be a number above 0, at most 1"
+            raise CheckpointError(f"{rule}, got {brief(part)}")
+        fields["rotary_dim"] = int(head_dim * part)
+    rest = given
+    if kind != "default":
+        fields["rotary_scaling"], rest = read_scaling(kind, given, hf)
     if rest := {key: value for key, value in rest.items() if value is not None}:
-        raise CheckpointError(f"rope_type {kind!r} must come without {', '.join(rest)}, got {rest}")
+        rule = f"rope_type {kind!r} must come without {brief(sorted(rest))}"
+        raise CheckpointError(f"{rule}, got {brief(rest)}")
     return fields
+
+
+def first(*values):
+    """The first one that is not None."""
+    return next(value for value in values if value is not None)
 
 
 def read_scaling(kind, given, hf):

@@ -1,7 +1,8 @@
 """GPT-2, and Llama and its kin: decoders with the norm before each sublayer."""
 
+from kformer.config import check_whole
 from kformer.interop.family import Family
-from kformer.interop.header import CheckpointError
+from kformer.interop.header import CheckpointError, brief
 from kformer.interop.rotary import read_rotary, write_rotary
 
 SIDE_BY_SIDE = " ".join(f"block_{{i}}/self_attention/{name}" for name in ("query", "key", "value"))
@@ -90,7 +91,7 @@ def read_llama(hf, fields):
     attention, feed_forward = hf.pop("attention_bias", False), hf.pop("mlp_bias", False)
     if attention is not feed_forward:
         rule = "attention_bias and mlp_bias must be both true or both false"
-        raise CheckpointError(f"{rule}, got {attention!r} and {feed_forward!r}")
+        raise CheckpointError(f"{rule}, got {brief(attention)} and {brief(feed_forward)}")
     fields["use_bias"] = attention
 
 
@@ -111,6 +112,7 @@ def write_llama(config, task):
 
 def read_window(hf, fields):
     """The window of Mistral and Mixtral, of all layers."""
+    check_whole(1, num_local_experts=fields.get("num_experts", 1))
     read_positions(hf, fields, 1000000.0 if "num_experts" in fields else 10000.0)
     fields["window"] = hf.pop("sliding_window", None if "num_experts" in fields else 4096)
 
@@ -127,13 +129,17 @@ def read_qwen(hf, fields):
     sliding = hf.pop("use_sliding_window", False)
     window, first = hf.pop("sliding_window", 4096), hf.pop("max_window_layers", 28)
     kinds = hf.pop("layer_types", None)
+    check_whole(0, max_window_layers=first)
+    if not isinstance(sliding, bool):
+        raise CheckpointError(f"use_sliding_window must be true or false, got {brief(sliding)}")
     if kinds is None:
         full, half = "full_attention", "sliding_attention"
-        kinds = [half if sliding and i >= first else full for i in range(min(layers, 1024))]
+        kinds = [half if sliding and i >= first else full for i in range(layers)]
     known = {"full_attention": None, "sliding_attention": window}
-    if not isinstance(kinds, list) or len(kinds) != layers or not set(kinds) <= set(known):
+    named = isinstance(kinds, list) and all(kind in list(known) for kind in kinds)
+    if not named or len(kinds) != layers:
         rule = f"layer_types must name {layers} layers, each {' or '.join(known)}"
-        raise CheckpointError(f"{rule}, got {kinds!r:.200}")
+        raise CheckpointError(f"{rule}, got {brief(kinds)}")
     windows = tuple(known[kind] for kind in kinds)
     fields["window"] = windows if any(windows) else None
 
@@ -225,7 +231,8 @@ def read_gemma(hf, fields):
     read_positions(hf, fields)
     named = hf.pop("hidden_activation", None)
     if named not in (None, "gelu_pytorch_tanh"):
-        raise CheckpointError(f"hidden_activation must be 'gelu_pytorch_tanh', got {named!r}")
+        rule = "hidden_activation must be 'gelu_pytorch_tanh'"
+        raise CheckpointError(f"{rule}, got {brief(named)}")
     if fields["activation"] == "gelu":
         fields["activation"] = "gelu_tanh"
 

@@ -37,7 +37,7 @@ def read_t5(hf, fields):
     `tie_word_embeddings` is false, or, in files of late, `scale_decoder_outputs`."""
     kind = hf.pop("feed_forward_proj", "relu")
     gated, _, name = kind.rpartition("-") if isinstance(kind, str) else ("?", "", kind)
-    if gated not in ("", "gated"):
+    if gated not in ("", "gated") or kind == f"-{name}":
         raise CheckpointError(f"feed_forward_proj must be a name or gated-name, got {brief(kind)}")
     fields["gated"] = gated == "gated"
     fields["activation"] = read_activation("feed_forward_proj", name)
@@ -49,7 +49,8 @@ def read_t5(hf, fields):
         raise CheckpointError(f"scale_decoder_outputs must be true or false, got {brief(scaled)}")
     fields["output_scale"] = fields["hidden_dim"] ** -0.5 if scaled else None
     fields["tie_embeddings"] = tied
-    fields["num_layers"] = fields["num_layers"] or fields["num_encoder_layers"]
+    if fields["num_layers"] is None:
+        fields["num_layers"] = fields["num_encoder_layers"]
 
 
 def write_t5(config, task):
