@@ -170,6 +170,18 @@ def test_prompts_begin_as_the_file_says(folders):
     assert model.prompt_rows(["fox"]) == [tokenizer.encode("fox", special=True)]
 
 
+@pytest.mark.parametrize("name", ["bert", "roberta"])
+def test_hidden_words_stand_between_what_the_file_says(folders, monkeypatch, name):
+    mine, other = read_tokenizer(folders[name]), theirs(folders[name])
+    given = dict(vocabulary_size=mine.vocabulary_size, pad_id=mine.pad_id, num_layers=1)
+    model, seen = kformer.MaskedLM(config(**given), tokenizer=mine), []
+    predict = model.predict_on_batch
+    monkeypatch.setattr(model, "predict_on_batch", lambda x: (seen.append(x.copy()), predict(x))[1])
+    filled = model.fill("the [MASK] jumps over [MASK]", top=2)
+    text = "the [MASK] jumps over [MASK]".replace("[MASK]", other.mask_token)
+    assert seen[0].tolist() == [other(text)["input_ids"]] and len(filled) == 2
+
+
 def test_models_bring_their_tokenizer(folders, tmp_path):
     """Out with the model and in again, with a table that is larger than the tokenizer."""
     for name, arguments in (("llama3", dict(norm="rms", gated=True)), ("gpt2", {})):
