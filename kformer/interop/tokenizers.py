@@ -67,7 +67,7 @@ def token_text(value, key):
     """A token stands there as a string, or as a dict with its content."""
     text = value.get("content") if isinstance(value, dict) else value
     if text is not None and not isinstance(text, str):
-        raise CheckpointError(f"{key} in {SETTINGS} must be a token or null, got {brief(value)}")
+        raise CheckpointError(f"{key} of a tokenizer must be a token or null, got {brief(value)}")
     return text
 
 
@@ -78,14 +78,15 @@ def add_tokens(content, settings):
     if not isinstance(added, list) or not all(isinstance(token, dict) for token in added):
         return False  # nothing to add to, or refused later
     listed = listed_tokens(settings)
-    there = {token.get("content") for token in added}
+    there = {token_text(token, "added_tokens") for token in added}
     new = [token for token in listed if token["content"] not in there]
     added += new
     special = {token["content"] for token in listed if token["special"]}
     for key in ("additional_special_tokens", "extra_special_tokens"):
-        values = settings.get(key) or []
-        values = list(values.values()) if isinstance(values, dict) else values
-        special |= {token_text(value, key) for value in values if isinstance(values, list)}
+        values = settings.get(key)
+        values = [*values.values()] if isinstance(values, dict) else values
+        if isinstance(values, list):
+            special |= {token_text(value, key) for value in values}
     plain = [t for t in added if t.get("content") in special and t.get("special") is not True]
     for token in plain:
         token["special"] = True
