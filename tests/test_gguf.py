@@ -120,7 +120,7 @@ def test_eight_bits(tmp_path):
 def test_what_cannot_be_is_refused(tmp_path):
     model = make("llama")
     path = written(tmp_path / "a.gguf", "llama", model, {"block_count": 3})
-    with pytest.raises(CheckpointError, match="9 missing: blk.2.attn_q.weight"):
+    with pytest.raises(CheckpointError, match="9 missing: 'blk.2.attn_q.weight'"):
         kformer.from_gguf(path)
     path = written(tmp_path / "b.gguf", "llama", model, {"rope.dimension_count": 4})
     with pytest.raises(
@@ -133,3 +133,60 @@ def test_what_cannot_be_is_refused(tmp_path):
             kformer.from_gguf(tmp_path / "cut.gguf")
     with pytest.raises(CheckpointError, match="a GGUF file must be a file, got"):
         kformer.from_gguf(tmp_path / "nothing.gguf")
+
+
+TEXTS = ["to be or not to be", "that is the question", "whether 'tis nobler in the mind"] * 9
+NASTY = ["to be, or 12 345?", "  two  spaces \n", "héllo ✓ 日本", "<s>the</s>", ""]
+
+
+def with_tokens(tmp_path, tokens, *, model, merges=None, scores=None):
+    """A Llama with these tokens, of which the first three are special."""
+    c = LLAMA.replace(vocabulary_size=len(tokens), num_layers=1)
+
+    def more(writer):
+        writer.add_tokenizer_model(model)
+        writer.add_token_list(tokens)
+        writer.add_token_types([3, 3, 3] + [1] * (len(tokens) - 3))
+        writer.add_bos_token_id(1)
+        writer.add_eos_token_id(2)
+        if merges is not None:
+            writer.add_token_merges(merges)
+        if scores is not None:
+            writer.add_token_scores(scores)
+
+    return kformer.from_gguf(written(tmp_path / "a.gguf", "llama", kformer.CausalLM(c), more=more))
+
+
+def test_byte_pairs(tmp_path):
+    import json
+
+    trained = kformer.Tokenizer.train(TEXTS, 290)
+    content = json.loads(trained.to_json())["model"]
+    merges = [m if isinstance(m, str) else " ".join(m) for m in content["merges"]]
+    tokens = trained.tokens(range(trained.vocabulary_size))
+    model = with_tokens(tmp_path, tokens, model="gpt2", merges=merges)
+    for text in TEXTS[:3] + NASTY:
+        ids = model.tokenizer.encode(text)
+        assert ids == trained.encode(text) and model.tokenizer.decode(ids) == text
+    assert (model.tokenizer.bos_id, model.tokenizer.eos_id) == (1, 2)
+    assert isinstance(model.generate("to be", 5), str)
+
+
+def test_sentence_pieces(tmp_path):
+    """Pairs are joined by their scores; what no piece spells becomes bytes."""
+    from tokenizers import Tokenizer, decoders, models, normalizers, trainers
+
+    special = ["<unk>", "<s>", "</s>", *(f"<0x{i:02X}>" for i in range(256))]
+    native = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    steps = [normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")]
+    native.normalizer = normalizers.Sequence(steps)
+    native.decoder = decoders.ByteFallback()
+    native.train_from_iterator(TEXTS, trainers.BpeTrainer(vocab_size=320, special_tokens=special))
+    tokens = [native.id_to_token(i) for i in range(native.get_vocab_size())]
+    scores = [float(-i) for i in range(len(tokens))]
+    model = with_tokens(tmp_path, tokens, model="llama", scores=scores)
+    native.encode_special_tokens = True
+    for text in TEXTS[:3] + NASTY[:3]:
+        ids = model.tokenizer.encode(text)
+        assert ids == native.encode(text).ids, text
+        assert model.tokenizer.decode(ids) == text
