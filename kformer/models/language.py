@@ -152,9 +152,9 @@ class CausalLM(Generates, LanguageModel):
         if not isinstance(self.tokenizer, Tokenizer):
             raise ValueError(f"chat needs a kformer.Tokenizer, got tokenizer={self.tokenizer}")
         stop = options.pop("stop", None)
-        stop = [] if stop is None else [stop] if isinstance(stop, str | int) else [*stop]
+        stops = [stop] if isinstance(stop, str | int | np.integer) else [*(stop or [])]
         ids = self.tokenizer.encode_chat(messages)
-        stops = [*stop, *self.tokenizer.chat.stops]
+        stops += self.tokenizer.chat.stops
         request, _ = self.asked(max_new_tokens, {**options, "stop": stops})
         return self.answers(request, "", [ids])
 
