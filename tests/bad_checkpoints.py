@@ -4,6 +4,8 @@
 Names begin with what they stand for: B1 truncated, B2 length of the header, ..., B25 no files.
 """
 
+import os
+
 import numpy as np
 from checkpoint_support import (
     SHAPES,
@@ -228,4 +230,31 @@ ENTRIES = {
     "B13 an axis more": (tensors(lambda a: a.update({B: a[B][None]})), r"\[1, 8\] in place of"),
     "B13 a single number": (tensors(lambda a: a.update({B: a[B][:1].reshape(())})), r"\[\] in pl"),
     "B13 empty": (tensors(lambda a: a.update({B: a[B][:0]})), r"\[0\] in place of \[8\]"),
+}  # fmt: skip
+TOKENIZERS = {
+    "B16 a tokenizer by a link": (
+        lambda folder: (folder / "tokenizer.json").symlink_to("/etc/passwd"),
+        "tokenizer.json must lie in its folder, got a link to /etc/passwd",
+    ),
+    "B16 a template by a link": (
+        lambda folder: (
+            file("tokenizer.json", "{}")(folder),
+            (folder / "chat_template.jinja").symlink_to("/etc/passwd"),
+        ),
+        "chat_template.jinja must lie in its folder, got a link to /etc/passwd",
+    ),
+    "B25 a tokenizer is a FIFO": (
+        lambda folder: os.mkfifo(folder / "tokenizer.json"), "must be a file, got no plain file",
+    ),
+    "B26 a token that is a list": (
+        file("tokenizer.json", '{"added_tokens": [{"content": []}]}'),
+        "the tokenizer failed on this: missing field `id`",
+    ),
+    "B26 tokens that are a number": (
+        lambda folder: (
+            file("tokenizer.json", '{"added_tokens": []}')(folder),
+            file("tokenizer_config.json", '{"extra_special_tokens": 1}')(folder),
+        ),
+        "extra_special_tokens in tokenizer_config.json must list tokens, got 1",
+    ),
 }  # fmt: skip

@@ -13,8 +13,8 @@ import pytest
 
 
 def pytest_addoption(parser):
-    parser.addoption("--deep", action="store_true", help="2,000 attention settings, not 200")
-    parser.addoption("--draw", type=int, help="seed of the attention grid; --deep draws a new one")
+    parser.addoption("--deep", action="store_true", help="ten times more settings and changes")
+    parser.addoption("--draw", type=int, help="seed of settings and changes; --deep draws one")
 
 
 def pytest_configure(config):
@@ -24,7 +24,7 @@ def pytest_configure(config):
 
 def pytest_terminal_summary(terminalreporter, config):
     draw = config.option.draw
-    terminalreporter.write_line(f"{keras.backend.backend()}, attention grid by --draw {draw}")
+    terminalreporter.write_line(f"{keras.backend.backend()}, settings and changes by --draw {draw}")
 
 
 @pytest.fixture(autouse=True)

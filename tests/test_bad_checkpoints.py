@@ -19,8 +19,9 @@ from kformer.weights import path_in
 
 MEMORY = 2**26  # bytes beyond the weights
 
+WHAT = "TRUNCATED LENGTHS TEXTS PLACES DTYPES ENTRIES TOKENIZERS"
 TABLES = [
-    *(getattr(bad_checkpoints, n) for n in "TRUNCATED LENGTHS TEXTS PLACES DTYPES ENTRIES".split()),
+    *(getattr(bad_checkpoints, n) for n in WHAT.split()),
     *(getattr(bad_places, n) for n in "INDICES NAMES LINKS ADDRESSES JSONS OTHERS BOMBS".split()),
 ]
 CONFIGS = {

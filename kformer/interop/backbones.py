@@ -113,10 +113,10 @@ def bart(c):
     fields = common(c, "post", "gelu") | learned(c, embedding_norm=True)
     fields |= dict(pad_id=1, bos_id=2, eos_id=2)
     number = c["num_layers"]
-    encoder = ("encoder/positions/table", "decoder/positions/table")
-    norms = ("encoder/embedding_norm", "decoder/embedding_norm")
-    sides = blocks(number, BERT_BLOCK, "encoder"), blocks(number, BART_DECODER, "decoder")
-    return "seq2seq", fields, ("encoder/embedding/table", *encoder, *norms, *sides[0], *sides[1])
+    start = ("positions/table", "embedding_norm")
+    encoder = (*of_side("encoder", start), *blocks(number, BERT_BLOCK, "encoder"))
+    decoder = (*of_side("decoder", start), *blocks(number, BART_DECODER, "decoder"))
+    return "seq2seq", fields, ("encoder/embedding/table", *encoder, *decoder)
 
 
 def t5(c):

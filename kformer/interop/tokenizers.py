@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 from kformer import files
+from kformer.interop.checkpoint import contained
 from kformer.interop.header import CheckpointError, brief, refusing
 from kformer.text.tokenizer import MAX_BYTES, NAMES, Tokenizer
 
@@ -27,10 +28,10 @@ def read_tokenizer(folder, vocabulary_size=None, *, pad_id=None, bos_id=None, eo
     if not (folder / TOKENS).exists():
         return None
     with refusing():
-        text, content = read_object(folder / TOKENS, MAX_BYTES)
+        text, content = read_object(folder, TOKENS, MAX_BYTES)
         settings = {}
         if (folder / SETTINGS).exists():
-            _, settings = read_object(folder / SETTINGS, MAX_SETTINGS)
+            _, settings = read_object(folder, SETTINGS, MAX_SETTINGS)
         known = dict(pad=pad_id, bos=bos_id, eos=eos_id)
         known = {name: number for name, number in known.items() if number is not None}
         special = {**named_tokens(settings), **known}
@@ -39,13 +40,13 @@ def read_tokenizer(folder, vocabulary_size=None, *, pad_id=None, bos_id=None, eo
         return Tokenizer(text, special, vocabulary_size, template)
 
 
-def read_object(path, limit):
+def read_object(folder, name, limit):
     """The text of a file, and what it holds."""
-    text = files.read_text(path, limit, path.name)
-    content = files.parse_json(text, path.name)
+    text = files.read_text(contained(folder, name), limit, name)
+    content = files.parse_json(text, name)
     if not isinstance(content, dict):
         got = type(content).__name__
-        raise CheckpointError(f"{path.name} must hold one JSON object, got {got}")
+        raise CheckpointError(f"{name} must hold one JSON object, got {got}")
     return text, content
 
 
@@ -75,7 +76,8 @@ def add_tokens(content, settings):
     """Tokens that only the settings know, or know to be special, go into the file's content. True
     if there were such."""
     added = content.get("added_tokens")
-    if not isinstance(added, list) or not all(isinstance(token, dict) for token in added):
+    whole = isinstance(added, list) and all(isinstance(token, dict) for token in added)
+    if not whole or not all(isinstance(token.get("content"), str) for token in added):
         return False  # nothing to add to, or refused later
     listed = listed_tokens(settings)
     there = {token_text(token, "added_tokens") for token in added}
@@ -83,10 +85,11 @@ def add_tokens(content, settings):
     added += new
     special = {token["content"] for token in listed if token["special"]}
     for key in ("additional_special_tokens", "extra_special_tokens"):
-        values = settings.get(key)
+        values = settings.get(key) or []
         values = [*values.values()] if isinstance(values, dict) else values
-        if isinstance(values, list):
-            special |= {token_text(value, key) for value in values}
+        if not isinstance(values, list):
+            raise CheckpointError(f"{key} in {SETTINGS} must list tokens, got {brief(values)}")
+        special |= {token_text(value, key) for value in values}
     plain = [t for t in added if t.get("content") in special and t.get("special") is not True]
     for token in plain:
         token["special"] = True
@@ -108,7 +111,7 @@ def listed_tokens(settings):
 def read_chat_template(folder, settings):
     """The file's text, or what the settings have: a text, or several by name."""
     if (folder / TEMPLATE).exists():
-        return files.read_text(folder / TEMPLATE, 2**20, TEMPLATE)
+        return files.read_text(contained(folder, TEMPLATE), 2**20, TEMPLATE)
     found = settings.get("chat_template")
     if not isinstance(found, list):
         return found
