@@ -31,6 +31,10 @@ _LATER = {
     "attention_maps": "explorer",
     "check": "laws",
     "compilations": "models.decoding",
+    "enable_lora": "adapters.lora",
+    "load_adapters": "adapters.files",
+    "merge_lora": "adapters.lora",
+    "save_adapters": "adapters.files",
 }
 
 __all__ = [

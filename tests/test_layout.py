@@ -27,6 +27,7 @@ ORDER = [
     "generation",
     "models",
     "interop",
+    "adapters",
     "explorer",
     "trial",
     "laws",

@@ -35,6 +35,8 @@ class Project(layers.Dense):
         return self.folded(self.project, x)
 
     def quantized_call(self, x, training=None):
+        if not getattr(self, f"is_{self.quantization_mode}_calibrated", True):
+            return self.call(x)  # GPTQ and AWQ watch what comes into it
         return self.folded(super().quantized_call, x, training=training)
 
     def folded(self, function, x, **kwargs):
@@ -66,10 +68,9 @@ class Project(layers.Dense):
         low = ops.matmul(self.lora_kernel_a, self.lora_kernel_b)
         kernel = self.float_kernel() + self.lora_alpha / self.lora_rank * low
         bias, source = self.bias, self.dtype_policy.name.split("_from_")[-1]
-        for weight in self.weights:
-            self._untrack_variable(weight)
+        for name in [name for name, value in vars(self).items() if value in self.weights]:
+            self._untrack_variable(vars(self).pop(name))
         self._tracker.unlock()
-        del self.lora_kernel_a, self.lora_kernel_b
         self.lora_enabled, self.lora_rank, self.lora_alpha = False, None, None
         self._is_quantized, self.quantization_config, self.dtype_policy = False, None, source
         self.built = False
@@ -92,15 +93,16 @@ class Project(layers.Dense):
             return (kernel - zero) * ops.take(scale, group, axis=0)
         return kernel / scale
 
-    # Keras would save what a merge would give: adapters gone, a quantized kernel rounded again.
+    # Keras would save what a merge would give, adapters gone and a quantized kernel rounded again,
+    # and forget the zeros of GPTQ and AWQ.
 
     def save_own_variables(self, store):
-        adapted, self.lora_enabled = self.lora_enabled, False
-        try:
-            super().save_own_variables(store)
-        finally:
-            self.lora_enabled = adapted
-        if adapted:
+        stored = self.variable_serialization_spec[self.quantization_mode] if self.built else []
+        names = ["_kernel" if name == "kernel" else name for name in stored]
+        variables = [getattr(self, name, None) for name in names]
+        for number, variable in enumerate(v for v in variables if v is not None):
+            store[str(number)] = variable
+        if self.lora_enabled:
             store["lora_a"], store["lora_b"] = self.lora_kernel_a, self.lora_kernel_b
 
     def load_own_variables(self, store):
