@@ -151,7 +151,9 @@ def test_heads_stay_trainable():
     model = make_model("TextClassifier", config(), num_classes=3, pooling="attention")
     kformer.enable_lora(model, 1, target=r"block_1/feed_forward/")
     names = {w.path.split("text_classifier/")[-1] for w in model.trainable_weights}
-    own = {f"encoder/block_1/feed_forward/{p}/lora_kernel_{m}" for p in ("up", "down") for m in "ab"}
+    own = {
+        f"encoder/block_1/feed_forward/{p}/lora_kernel_{m}" for p in ("up", "down") for m in "ab"
+    }
     assert names == {*own, "classifier/kernel", "classifier/bias", "pooling/query"}, names
     model = lm(adapters=False)
     kformer.enable_lora(model, 1, trainable=lambda path: "final_norm" in path)

@@ -1,6 +1,6 @@
 """LoRA: fine-tuning by two thin matrices beside each of some kernels, while all else is frozen.
 
-    y = x · W + α/r · (x · A) · B            A: (in, r), random;  B: (r, out), zeros at first
+y = x · W + α/r · (x · A) · B            A: (in, r), random;  B: (r, out), zeros at first
 """
 
 import re
@@ -100,7 +100,9 @@ def chosen(model, target):
     matches = matcher(target)
     if cubes := [path for path in other_matrices(model, layers) if matches(path)]:
         rule = "target must match kernels of projections, which are 2-D"
-        raise ValueError(f"{rule}, got {listed(cubes)} (experts, and layers that are not kformer's)")
+        raise ValueError(
+            f"{rule}, got {listed(cubes)} (experts, and layers that are not kformer's)"
+        )
     found = [layer for layer, path in zip(layers, paths, strict=True) if matches(path)]
     if not found:
         raise ValueError(f"target must match a kernel of {listed(paths)}, got {target!r}")
