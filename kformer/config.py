@@ -15,6 +15,7 @@ CHOICES = {
     "norm_placement": ("pre", "post", "sandwich"),
     "position": ("sinusoidal", "learned", "rotary", "alibi", "relative", "none"),
     "position_layout": (None, "interleaved", "half", "spread"),
+    "pooler_activation": ("tanh", "relu"),
 }
 
 # (lowest, highest) of every whole number. The upper ends refuse what no machine could allocate.
@@ -139,6 +140,7 @@ class Config:
     embedding_norm: bool = False
     final_norm: bool | None = None
     pooler: bool = False
+    pooler_activation: str = "tanh"
     output_bias: bool = False
     output_scale: float | None = None
     pad_id: int | None = 0
@@ -147,10 +149,7 @@ class Config:
 
     def __post_init__(self):
         for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if value is None and "None" in str(field.type):
-                continue
-            object.__setattr__(self, field.name, _checked(field.name, field.type, value))
+            object.__setattr__(self, field.name, checked(field.name, getattr(self, field.name)))
         _check_combinations(self)
 
     def __hash__(self):
@@ -191,8 +190,8 @@ class Config:
         return cls(**fields)
 
     def parameter_count(self, task: str, **arguments) -> int:
-        """How many numbers the built model has, computed without building it: see `zoo.py`."""
-        from kformer.zoo import parameter_count
+        """How many numbers the built model has, computed without building it: see `weights.py`."""
+        from kformer.weights import parameter_count
 
         return parameter_count(self, task, **arguments)
 
@@ -240,8 +239,10 @@ def check_whole(least, **values):
             raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
 
 
-def _checked(name, kind, value):
+def checked(name, value):
     """One field's value in its plain Python type, or a ValueError with the field's rule."""
+    if value is None and "None" in str(Config.__dataclass_fields__[name].type):
+        return None
     if name in CHOICES:
         if value not in CHOICES[name]:
             rule = ", ".join(repr(choice) for choice in CHOICES[name] if choice)
@@ -282,7 +283,10 @@ def _real(name, lowest, highest, low_ok, high_ok, value):
     if not (above and below):
         ends = f"{'[' if low_ok else '('}{lowest}, {highest}{']' if high_ok else ')'}"
         raise ValueError(f"{name} must be in {ends}, got {value!r}")
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError:  # a whole number of more than 308 digits
+        raise ValueError(f"{name} must be a number up to 1e308, got {value!r:.20}...") from None
 
 
 def _scaling(value):

@@ -24,7 +24,7 @@ def parse_json(text, what="JSON"):
         out = dict(pairs)
         if len(out) != len(pairs):
             (twice, _), *_ = collections.Counter(key for key, _ in pairs).most_common(1)
-            raise ValueError(f"{what} must have every key once, got {twice!r} twice")
+            raise ValueError(f"{what} must have every key once, got {twice[:100]!r} twice")
         return out
 
     def finite(spelling):

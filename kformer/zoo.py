@@ -1,6 +1,4 @@
-"""The zoo: one table of known models, and the arithmetic that counts their parameters."""
-
-from kformer.config import Config
+"""The zoo: one table of known models."""
 
 BERT = dict(
     vocabulary_size=30522, num_layers=12, hidden_dim=768, num_heads=12, activation="gelu",
@@ -107,80 +105,3 @@ PRESETS = {
 def presets() -> tuple[str, ...]:
     """The names that `Config.preset` knows."""
     return tuple(PRESETS)
-
-
-TASKS = (
-    "encoder", "decoder", "seq2seq", "text_classifier", "token_classifier", "masked_lm",
-    "causal_lm", "seq2seq_lm",
-)  # fmt: skip
-
-
-def parameter_count(config: Config, task: str, num_classes=2, pooling="mean") -> int:
-    """The exact number of parameters of a model, by adding up its parts.
-
-    Args:
-        task: "encoder", "decoder", "seq2seq", "text_classifier", "token_classifier",
-            "masked_lm", "causal_lm" or "seq2seq_lm".
-        num_classes, pooling: as the classifiers take them.
-    """
-    c, width = config, config.hidden_dim
-    if task not in TASKS:
-        raise ValueError(f"task must be one of {', '.join(TASKS)}, got {task!r}")
-    if task in ("seq2seq", "seq2seq_lm"):
-        total = _stack(c, c.encoder_layers, c.vocabulary_size)
-        total += _stack(c, c.num_layers, c.target_vocabulary_size or 0, cross=True)
-        total += _head(c, c.target_size) if task == "seq2seq_lm" else 0
-        return total
-    total = _stack(c, c.num_layers, c.vocabulary_size)
-    pooler = width * (width + 1)
-    if task == "encoder":
-        return total + (pooler if c.pooler else 0)
-    if task == "text_classifier":
-        total += pooler if c.pooler and pooling == "first" else 0
-        total += width if pooling == "attention" else 0
-    if task in ("text_classifier", "token_classifier"):
-        return total + (width + 1) * num_classes
-    if task == "masked_lm":
-        transform = width * (width + c.use_bias) + _norm(c)
-        return total + transform + _head(c.replace(output_bias=True), c.vocabulary_size)
-    return total + (_head(c, c.vocabulary_size) if task == "causal_lm" else 0)
-
-
-def _norm(c):
-    return c.hidden_dim * (2 if c.norm == "layer" and c.use_bias else 1)
-
-
-def _attention(c):
-    queries, keys = c.num_heads * c.head_width, c.key_value_heads * c.head_width
-    kernels = c.hidden_dim * (2 * queries + 2 * keys)
-    biases = (queries + 2 * keys) * c.has_qkv_bias + c.hidden_dim * c.use_bias
-    return kernels + biases
-
-
-def _feed_forward(c):
-    """One feed-forward network, or the router and all experts."""
-    if c.num_experts:
-        expert = (2 + c.gated) * c.hidden_dim * c.inner_dim
-        balance = c.num_experts if c.expert_bias else 0
-        return c.num_experts * (expert + c.hidden_dim) + balance
-    ups = (1 + c.gated) * c.inner_dim * (c.hidden_dim + c.use_bias)
-    return ups + (c.inner_dim + c.use_bias) * c.hidden_dim
-
-
-def _stack(c, layers, vocabulary, cross=False):
-    """Embeddings, blocks and final norm; vocabulary 0 = the embedding is another stack's."""
-    norms_each = 2 if c.norm_placement == "sandwich" else 1
-    extras = (2 * c.head_width if c.qk_norm else 0) + (c.num_heads if c.attention_sinks else 0)
-    block = _attention(c) + extras + _feed_forward(c) + 2 * norms_each * _norm(c)
-    if cross:
-        block += _attention(c) + (2 * c.head_width if c.qk_norm else 0) + norms_each * _norm(c)
-    positions = (c.max_length + c.position_offset) if c.position == "learned" else 0
-    rows = vocabulary + positions + (0 if cross else c.token_types)
-    relative = c.relative_buckets * c.num_heads if c.position == "relative" else 0
-    norms = (c.embedding_norm + c.has_final_norm) * _norm(c)
-    return rows * c.hidden_dim + layers * block + relative + norms
-
-
-def _head(c, vocabulary):
-    kernel = 0 if c.tie_embeddings else c.hidden_dim * vocabulary
-    return kernel + (vocabulary if c.output_bias else 0)

@@ -2,6 +2,7 @@
 
     python recipes/classify.py
     python recipes/classify.py --data FOLDER
+    python recipes/classify.py --data FOLDER --from PATH
 
 Without --data it tells from a docstring which package of Python's standard library it documents,
 on functions that it has not seen.
@@ -32,6 +33,8 @@ MODEL = dict(num_layers=2, hidden_dim=256, num_heads=4, dropout=0.3, activation=
 def parse_arguments():
     parser = runs.parser(__doc__, MODEL, epochs=20, learning_rate=1e-3)
     add = parser.add_argument
+    add("--from", dest="source", metavar="PATH", help="go on from an encoder of Hugging Face and "
+        "its tokenizer, a folder or an id; sizes and pooling are then its own")  # fmt: skip
     add("--vocabulary-size", type=int, default=4000, help="of the BPE, at most")
     add("--pooling", choices=("mean", "attention", "first", "last"), default="mean",
         help="how a text's hidden states become one vector")  # fmt: skip
@@ -49,9 +52,29 @@ def parse_arguments():
         default=1,
         help="models that are trained, each within the limits, and whose answers are averaged",
     )
+    if parser.parse_known_args()[0].source:  # what has learned already needs less
+        parser.set_defaults(epochs=3, learning_rate=1e-4, hide=0.0, split=0.0)
     args = parser.parse_args()
     check_whole(1, **{"--members": args.members, "--batch-size": args.batch_size})
+    if args.source and args.pretrain:
+        raise ValueError(f"--from needs no pretraining, got --pretrain {args.pretrain}")
     return args
+
+
+def make_models(run, args, texts, names):
+    """From nothing, with a tokenizer for these texts, or from a checkpoint."""
+    if args.source:
+        head = dict(task="text_classifier", num_classes=len(names), class_names=names)
+        return [kformer.from_hf(args.source, **head) for _ in range(args.members)]
+    tokenizer = run.tokenizer(
+        lambda: kformer.Tokenizer.train(texts, args.vocabulary_size, mask=True)
+    )
+    config = run.config(vocabulary_size=tokenizer.vocabulary_size, pad_id=tokenizer.pad_id,
+                        bos_id=tokenizer.bos_id, eos_id=tokenizer.eos_id)  # fmt: skip
+    return [
+        kformer.TextClassifier(config, len(names), args.pooling, names, tokenizer)
+        for _ in range(args.members)
+    ]
 
 
 def make_optimizer(run, args, steps, average=0.0):
@@ -127,23 +150,15 @@ def main():
     texts = {name: [text for text, _ in rows] for name, rows in splits.items()}
     labels = {name: [label for _, label in rows] for name, rows in splits.items()}
     names = sorted(set(labels["train"]))
-    tokenizer = run.tokenizer(
-        lambda: kformer.Tokenizer.train(texts["train"], args.vocabulary_size, mask=True)
-    )
-    config = run.config(vocabulary_size=tokenizer.vocabulary_size, pad_id=tokenizer.pad_id,
-                        bos_id=tokenizer.bos_id, eos_id=tokenizer.eos_id)  # fmt: skip
+    models = make_models(run, args, texts["train"], names)
 
     def make(name, **options):
         return kformer.data.ClassificationData(
-            texts[name], labels[name], tokenizer, 8192, batch_size=args.batch_size,
-            class_names=names, max_length=config.max_length, **options,
+            texts[name], labels[name], models[0].tokenizer, 8192, batch_size=args.batch_size,
+            class_names=names, max_length=models[0].config.max_length, **options,
         )  # fmt: skip
 
     validation = make("val", shuffle=False)
-    models = [
-        kformer.TextClassifier(config, len(names), args.pooling, names, tokenizer)
-        for _ in range(args.members)
-    ]
     if args.pretrain:
         pretrain(run, models, texts["train"], args)
     for number, model in enumerate(models, 1):

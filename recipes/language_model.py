@@ -2,6 +2,7 @@
 
     python recipes/language_model.py
     python recipes/language_model.py --data input.txt --kind char --preset nanogpt-cpu --no-pack
+    python recipes/language_model.py --data input.txt --from PATH --lora 8
 
 Without --data it learns from the documentation of Python's standard library, about 2 MB that come
 with every Python.
@@ -33,6 +34,9 @@ MODEL = dict(num_layers=4, hidden_dim=192, num_heads=6, position="rotary", norm=
 def parse_arguments():
     parser = runs.parser(__doc__, MODEL, epochs=4, learning_rate=2e-3)
     add = parser.add_argument
+    add("--from", dest="source", metavar="PATH", help="go on from a language model of Hugging "
+        "Face and its tokenizer, a folder or an id; sizes are then its own")  # fmt: skip
+    add("--lora", type=int, help="train adapters of this rank only, beside frozen weights")
     add("--kind", choices=("bpe", "char", "byte"), default="bpe", help="of the tokens")
     add("--vocabulary-size", type=int, default=2000, help="of a BPE, at most")
     add("--length", type=int, help="tokens in a row; the model's max_length by default")
@@ -41,7 +45,28 @@ def parse_arguments():
     add("--optimizer", choices=("adamw", "muon"), default="adamw", help="what moves the weights")
     add("--weight-decay", type=float, default=0.1, help="of matrices")
     add("--prompt", help="what the samples start with; by default the start of a validation text")
-    return parser.parse_args()
+    known, _ = parser.parse_known_args()
+    if known.source:  # what has learned already needs less
+        parser.set_defaults(epochs=1, learning_rate=1e-3 if known.lora else 1e-4)
+    args = parser.parse_args()
+    if args.lora is not None and not args.source:
+        raise ValueError(f"--lora needs a model that has learned: --from PATH, got {args.lora}")
+    return args
+
+
+def make_model(run, args, texts):
+    """From nothing, with a tokenizer for these texts, or from a checkpoint."""
+    if args.source:
+        model = kformer.from_hf(args.source, task="causal_lm")
+        if args.lora is not None:
+            kformer.enable_lora(model, args.lora)
+        return model
+    tokenizer = run.tokenizer(
+        lambda: kformer.Tokenizer.train(texts, args.vocabulary_size, args.kind)
+    )
+    config = run.config(vocabulary_size=tokenizer.vocabulary_size, pad_id=tokenizer.pad_id,
+                        bos_id=tokenizer.bos_id, eos_id=tokenizer.eos_id)  # fmt: skip
+    return kformer.CausalLM(config, tokenizer=tokenizer)
 
 
 def make_optimizer(run, args, steps):
@@ -88,18 +113,13 @@ def main():
     else:
         splits = corpora.documentation()
     train, validation = splits["train"], splits["val"]
-    tokenizer = run.tokenizer(
-        lambda: kformer.Tokenizer.train(train, args.vocabulary_size, args.kind)
-    )
-    config = run.config(vocabulary_size=tokenizer.vocabulary_size, pad_id=tokenizer.pad_id,
-                        bos_id=tokenizer.bos_id, eos_id=tokenizer.eos_id)  # fmt: skip
-    length = args.length or config.max_length
+    model = make_model(run, args, train)
+    tokenizer, length = model.tokenizer, args.length or model.config.max_length
     make = dict(length=length, batch_size=args.batch_size, pack=not args.no_pack, seed=args.seed)
     data = kformer.data.LanguageModelData(train, tokenizer, **make)
     held_out = kformer.data.LanguageModelData(validation, tokenizer, shuffle=False, **make)
     print(f"{len(train):,} texts; {runs.described(data)}")
 
-    model = kformer.CausalLM(config, tokenizer=tokenizer)
     model.compile(make_optimizer(run, args, run.total_steps(data)))
     run.fit(model, data, validation_data=held_out)
 

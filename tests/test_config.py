@@ -8,7 +8,8 @@ import pytest
 from support import config
 
 import kformer
-from kformer.zoo import PRESETS, TASKS
+from kformer.weights import TASKS, path_in, weight_shapes
+from kformer.zoo import PRESETS
 
 # What is wrong, and what the message must say: field, rule or value.
 WRONG = [
@@ -153,6 +154,9 @@ def test_parameter_counts_of_built_models(name):
         arguments = {"num_classes": 3} if "classifier" in task else {}
         model = getattr(kformer, KINDS[task])(c, **arguments)
         assert model.count_params() == c.parameter_count(task, **arguments), task
+        built = {path_in(model, w.path): tuple(w.shape) for w in model.weights}
+        built = {path: shape for path, shape in built.items() if not path.endswith("/statistics")}
+        assert built == weight_shapes(c, task, **arguments), task
 
 
 @pytest.mark.parametrize("pooling", ["first", "attention"])

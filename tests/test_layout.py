@@ -14,6 +14,7 @@ FILES = sorted((ROOT / "kformer").rglob("*.py"))
 # The order in which data flows: a file imports only from what stands before it.
 ORDER = [
     "config",
+    "weights",
     "zoo",
     "serialization",
     "backend",

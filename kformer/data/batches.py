@@ -133,7 +133,8 @@ class ClassificationData(BucketedData):
             those of the training data to the validation data.
         batch_tokens, buckets: see `BucketedData`.
         max_length: longer texts are cut.
-        bos: start every text with bos, for models that pool the first token.
+        bos: start every text with bos, for models that pool the first token; else around it
+            stands what the tokenizer's file says, if it says something.
         hide: that share of the tokens is hidden, others in every epoch: the mask token, or where
             there is none the unknown one, takes their place. A model then learns not to rely on
             any single word.
@@ -149,7 +150,7 @@ class ClassificationData(BucketedData):
         self.ordinary = ordinary_ids(self.tokenizer)
         self.class_names = names_of(labels) if class_names is None else list(class_names)
         self.labels = label_ids(labels, self.class_names)
-        rows = Ragged.encode(texts, self.tokenizer, bos=bos, cut=max_length)
+        rows = Ragged.encode(texts, self.tokenizer, bos=bos, special=not bos, cut=max_length)
         if len(rows) != len(labels):
             got = f"{len(rows)} texts and {len(labels)} labels"
             raise ValueError(f"texts and labels must be equally many, got {got}")
@@ -299,7 +300,7 @@ class MaskedLMData(BucketedData):
         if not 0.0 < rate <= 1.0:
             raise ValueError(f"rate must be in (0, 1], got {rate!r}")
         self.ordinary = ordinary_ids(self.tokenizer)
-        rows = Ragged.encode(texts, self.tokenizer, bos=bos, cut=max_length)
+        rows = Ragged.encode(texts, self.tokenizer, bos=bos, special=not bos, cut=max_length)
         super().__init__(
             [rows], [self.tokenizer], batch_tokens, buckets, split, max_length, **kwargs
         )

@@ -21,7 +21,7 @@ class LanguageModelData(Data):
 
     Args:
         texts: strings; documents.
-        tokenizer: packed documents start with its bos and end with its eos.
+        tokenizer: packed documents start with its bos and end with its eos, where it has them.
         length: T.
         batch_size: B.
         pack: documents apart (True), or one stream (False).
@@ -34,7 +34,9 @@ class LanguageModelData(Data):
         self.tokenizer, self.length = adapt(tokenizer), length
         self.batch_size, self.pack = batch_size, pack
         texts = [texts] if isinstance(texts, str) else texts
-        rows = Ragged.encode(texts, self.tokenizer, bos=pack, eos=pack)
+        ids = self.tokenizer.bos_id, self.tokenizer.eos_id
+        bos, eos = (pack and number is not None for number in ids)
+        rows = Ragged.encode(texts, self.tokenizer, bos=bos, eos=eos)
         self.sides = [rows if pack else rows.joined()]
         if self.sides[0].lengths.max(initial=0) < 2:
             raise ValueError("texts must hold at least two tokens, got fewer")

@@ -27,14 +27,14 @@ class Ragged:
         self.starts = np.concatenate([[0], np.cumsum(self.lengths)])
 
     @classmethod
-    def encode(cls, texts, tokenizer, bos=False, eos=False, cut=None):
-        """Texts from any iterable, read once, a chunk at a time; rows without what is past `cut`
-        tokens."""
+    def encode(cls, texts, tokenizer, bos=False, eos=False, special=False, cut=None):
+        """Texts from any iterable, read once, a chunk at a time, each cut to `cut` tokens."""
         if isinstance(texts, str):
             raise ValueError("texts must be an iterable of strings, got a string")
         store = Store(tokenizer)
         for chunk in chunks(texts):
-            store.add([row[:cut] for row in tokenizer.encode(chunk, bos=bos, eos=eos)])
+            given = dict(bos=bos, eos=eos, special=special, max_length=cut)
+            store.add(tokenizer.encode(chunk, **given))
         return store.finish()
 
     def __len__(self):

@@ -27,12 +27,19 @@ INDEX = WEIGHTS + ".index.json"
 MAX_CONFIG = 2**20
 MAX_INDEX = 2**22
 MAX_SHARDS = 1000
+MAX_TENSORS = 40_000
+MAX_LISTED = 1000  # names of one kind in an error
 # What is ever taken as a weight; BF16 is the upper half of a float32.
 READABLE = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 SHARD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}\.safetensors")
 DEVICES = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)\.", re.I)  # names that Windows never lends
 FOREIGN_CODE = ("auto_map", "trust_remote_code", "_attn_implementation_internal")
-ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+ADDRESS = re.compile(r"\s*[A-Za-z][A-Za-z0-9+.-]*://")
+METADATA = {
+    "format": "pt",
+    "writer": "kformer",
+}  # others ask for the format, `write` for the writer
+MARK = json.dumps({"__metadata__": METADATA}, separators=(",", ":"))[:-1].encode()
 PIECE = 2**20  # numbers that are read, checked and converted at a time
 
 
@@ -58,7 +65,8 @@ class Checkpoint:
                 raise CheckpointError(f"a checkpoint must be a folder, got {brief(str(folder))}")
             tensors = {}
             for path, names in parts_of(folder, file):
-                found = read_header(path)
+                few = {} if names is None else {"most": 1000 + 20 * len(names)}
+                found = read_header(path, **few)
                 if names is not None and set(found) != names:
                     lost, more = sorted(names - set(found)), sorted(set(found) - names)
                     rule = f"{path} must have the tensors that {INDEX} names for it"
@@ -80,18 +88,20 @@ class Checkpoint:
         for name, shape in shapes.items():
             tensor = self.tensors.get(name)
             if tensor is None:
-                wrong["missing"].append(name)
+                wrong["missing"].append(brief(name))
                 continue
             if tensor.shape != tuple(shape):
-                found = f"{name} {list(tensor.shape)} in place of {list(shape)}"
+                found = f"{brief(name)} {list(tensor.shape)} in place of {list(shape)}"
                 wrong["of another shape"].append(found)
             if tensor.dtype not in READABLE:
-                wrong["of another dtype"].append(f"{name} {tensor.dtype}")
+                wrong["of another dtype"].append(f"{brief(name)} {tensor.dtype}")
         for name in self.tensors:
             if name not in shapes and not any(pattern.fullmatch(name) for pattern in ignored):
-                wrong["unexpected"].append(name)
+                wrong["unexpected"].append(brief(name))
         if any(wrong.values()):
-            listed = [f"{len(w)} {kind}: {', '.join(w)}" for kind, w in wrong.items() if w]
+            listed = [
+                f"{len(w)} {kind}: {', '.join(w[:MAX_LISTED])}" for kind, w in wrong.items() if w
+            ]
             rule = "the tensors of a checkpoint must be those of the model"
             raise CheckpointError(f"{rule}, got {'; '.join(listed)}")
 
@@ -118,7 +128,9 @@ class Checkpoint:
             rule = f"tensor {brief(tensor.name)} must be whole"
             raise CheckpointError(f"{rule}, got the end of {tensor.path} before {tensor.end}")
         if tensor.dtype == "BF16":  # the upper half of a float32
-            piece.view(np.uint32)[:] = raw.astype(np.uint32) << 16
+            bits = piece.view(np.uint32)
+            bits[:] = raw
+            bits <<= 16
         else:
             piece[:] = raw
         if not self.allow_nonfinite and not np.isfinite(piece).all():
@@ -148,6 +160,9 @@ def shards_of(path):
     if more or not isinstance(weight_map, dict) or not weight_map:
         rule = f"{path} must hold 'weight_map' and at most 'metadata' beside it"
         raise CheckpointError(f"{rule}, got {brief(sorted(index))}")
+    if len(weight_map) > MAX_TENSORS:
+        rule = f"{path} must name at most {MAX_TENSORS:,} tensors"
+        raise CheckpointError(f"{rule}, got {len(weight_map):,}")
     shards = {}
     for name, shard in weight_map.items():
         if not isinstance(shard, str) or not SHARD.fullmatch(shard) or DEVICES.match(shard):
@@ -245,16 +260,26 @@ def check_replaceable(folder, texts):
     """An earlier export may be written over, and nothing else that somebody keeps in a folder."""
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"a checkpoint must be written to a folder, got the file {folder}")
+    there = sorted(folder.iterdir()) if folder.is_dir() else []
     ours = {"config.json", "generation_config.json", INDEX, *texts}
-    there = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
-    if more := [name for name in there if name not in ours and not SHARD.fullmatch(name)]:
+    more = [path.name for path in there if path.name not in ours and not is_export(path)]
+    if more or there and not any(is_export(path) for path in there):
+        got = more or [path.name for path in there]
         rule = f"{folder} must be new, empty or an earlier export"
-        raise ValueError(f"{rule}, got {', '.join(more[:5])} in it")
+        raise ValueError(f"{rule}, got {', '.join(got[:5])} in it")
+
+
+def is_export(path):
+    """Whether this is a file of weights that `write_file` wrote."""
+    if not SHARD.fullmatch(path.name) or not path.is_file():
+        return False
+    with open(path, "rb") as file:
+        return file.read(8 + len(MARK))[8:] == MARK
 
 
 def write_file(path, tensors):
     """One safetensors file, a tensor at a time."""
-    header, end = {"__metadata__": {"format": "pt"}}, 0
+    header, end = {"__metadata__": METADATA}, 0
     for name, tensor in tensors.items():
         start, end = end, end + 4 * math.prod(tensor.shape)
         shape = [int(size) for size in tensor.shape]
@@ -264,11 +289,15 @@ def write_file(path, tensors):
     with open(path, "wb") as file:
         file.write(len(raw).to_bytes(8, "little") + raw)
         for name, tensor in tensors.items():
-            array = tensor.read() if isinstance(tensor, Lazy) else tensor
-            array = np.asarray(array, "<f4", order="C")
-            if array.shape != tuple(tensor.shape):
-                got = f"{array.shape} in place of {tuple(tensor.shape)}"
-                raise ValueError(f"tensor {name!r} must have the shape it was said to have, {got}")
-            file.write(array.reshape(-1).view(np.uint8))
+            write_tensor(file, name, tensor)
         file.flush()
         os.fsync(file.fileno())
+
+
+def write_tensor(file, name, tensor):
+    array = tensor.read() if isinstance(tensor, Lazy) else tensor
+    array = np.asarray(array, "<f4", order="C")
+    if array.shape != tuple(tensor.shape):
+        got = f"{array.shape} in place of {tuple(tensor.shape)}"
+        raise ValueError(f"tensor {name!r} must have the shape it was said to have, got {got}")
+    file.write(array.reshape(-1).view(np.uint8))

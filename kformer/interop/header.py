@@ -59,7 +59,7 @@ class Tensor(NamedTuple):
     end: int
 
 
-def read_header(path):
+def read_header(path, most=MAX_VALUES):
     """name → Tensor of one file, by the rules of the format."""
     size = path.stat().st_size
     with open(path, "rb") as file:
@@ -77,7 +77,7 @@ def read_header(path):
         got = f"byte {error.start} of it"
         raise CheckpointError(f"the header of {path} must be UTF-8, got {got}") from None
     del raw
-    header = parse_object(text, f"the header of {path}")
+    header = parse_object(text, f"the header of {path}", most)
     check_metadata(header.pop("__metadata__", {}), path)
     base = 8 + length
     tensors = [checked_tensor(name, info, path, base) for name, info in header.items()]
@@ -91,17 +91,16 @@ def what_begins(start, length):
         return "a pointer of git-lfs in place of weights"
     if start.lstrip()[:1] == b"<":
         return "a web page in place of weights"
-    if start[:2] in (b"PK", b"\x80\x02", b"\x80\x04"):
+    if start.startswith((b"PK", *(bytes([0x80, protocol]) for protocol in range(2, 6)))):
         return "a pickle in place of weights"
     return f"length {length:,}" if len(start) == 8 else "no length"
 
 
 def check_metadata(metadata, path):
-    values = metadata.values() if isinstance(metadata, dict) else [metadata]
-    for value in values:
-        if not isinstance(value, str):
-            rule = f"__metadata__ of {path} must map names to texts"
-            raise CheckpointError(f"{rule}, got {brief(value)}")
+    texts = metadata.values() if isinstance(metadata, dict) else [None]
+    if not all(isinstance(text, str) for text in texts):
+        rule = f"__metadata__ of {path} must map names to texts"
+        raise CheckpointError(f"{rule}, got {brief(metadata)}")
 
 
 def checked_tensor(name, info, path, base):
@@ -148,11 +147,11 @@ def check_places(tensors, base, size, path):
         raise CheckpointError(f"{rule}, got {size:,} bytes")
 
 
-def parse_object(text, what):
+def parse_object(text, what, most=MAX_VALUES):
     """A JSON object of bounded size: `parse_json` bounds the depth, this the number of values."""
     values = sum(text.count(mark) for mark in "{[,:")
-    if values > MAX_VALUES:
-        raise CheckpointError(f"{what} must have at most {MAX_VALUES:,} values, got {values:,}")
+    if values > most:
+        raise CheckpointError(f"{what} must have at most {most:,} values, got {values:,}")
     found = files.parse_json(text, what)
     if not isinstance(found, dict):
         raise CheckpointError(f"{what} must be a JSON object, got {type(found).__name__}")

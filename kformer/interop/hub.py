@@ -11,8 +11,8 @@ import re
 from pathlib import Path
 
 from kformer import files
-from kformer.interop.checkpoint import INDEX, WEIGHTS, shards_of
-from kformer.interop.header import CheckpointError, brief
+from kformer.interop.checkpoint import INDEX, WEIGHTS, contained, shards_of
+from kformer.interop.header import CheckpointError, brief, refusing
 
 ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?")
 MAX_ID = 96
@@ -28,16 +28,18 @@ SMALL = (
 
 def folder_of(source):
     """The folder of a checkpoint: `source` itself, or what is downloaded for this id."""
-    if os.path.isdir(source):
+    if isinstance(source, str | Path) and os.path.isdir(source):
         return Path(source)
     name = source if isinstance(source, str) else ""
     if len(name) > MAX_ID or not ID.fullmatch(name) or ".." in name or "--" in name:
         rule = "a checkpoint must be a folder, or an id such as 'name' or 'owner/name' of at most"
         raise CheckpointError(f"{rule} {MAX_ID} letters, digits and '._-', got {brief(source)}")
-    folder = Path(fetched(name, SMALL))
-    shards = shards_of(folder / INDEX) if (folder / INDEX).exists() else [WEIGHTS]
-    fetched(name, list(shards), revision=folder.name)
-    verify(folder)
+    with refusing():
+        folder = Path(fetched(name, SMALL))
+        verify(folder, SMALL)
+        shards = shards_of(contained(folder, INDEX)) if (folder / INDEX).exists() else [WEIGHTS]
+        fetched(name, shards, revision=folder.name)
+        verify(folder, shards)
     return folder
 
 
@@ -61,23 +63,26 @@ def fetched(name, wanted, **revision):
     raise CheckpointError(f"{rule}: {text[:300]}")
 
 
-def verify(folder):
+def verify(folder, names):
     """Every file must have the checksum that its name in the cache says. (Where the system has no
     links, files have no such names, and this checks nothing.)"""
-    for path in sorted(folder.iterdir()):
+    for path in (folder / name for name in names):
         blob = path.resolve()
-        if re.fullmatch("[0-9a-f]{64}", blob.name):
-            found = files.sha256(blob)
-        elif re.fullmatch("[0-9a-f]{40}", blob.name):
-            content = blob.read_bytes()
-            head = f"blob {len(content)}\0".encode()
-            found = hashlib.sha1(head + content, usedforsecurity=False).hexdigest()
-        else:
+        if not path.exists() or not re.fullmatch("[0-9a-f]{40}|[0-9a-f]{64}", blob.name):
             continue
+        found = files.sha256(blob) if len(blob.name) == 64 else git_checksum(blob)
         if found != blob.name:
             forget(path, blob)
             rule = f"{path.name} must have the checksum {blob.name} of the hub"
             raise CheckpointError(f"{rule}, got {found}; it is downloaded anew next time")
+
+
+def git_checksum(path):
+    """By which git names the content of a file."""
+    head = f"blob {path.stat().st_size}\0".encode()
+    with open(path, "rb") as file:
+        begun = hashlib.sha1(head, usedforsecurity=False)
+        return hashlib.file_digest(file, lambda: begun).hexdigest()
 
 
 def forget(*paths):

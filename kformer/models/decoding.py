@@ -72,6 +72,10 @@ class Generates:
         options = {name: given[name] for name in asking.DEFAULTS}
         request, kept = self.asked(max_new_tokens, options, after)
         rows = self.prompt_rows(prompts, begins=kept is None)
+        return self.answers(request, prompts, rows, batch_size, kept)
+
+    def answers(self, request, prompts, rows, batch_size=1, kept=None):
+        """What is written after these rows, in the kind of the prompts."""
         request.check_room(rows, 0 if kept is None else len(kept.ids))
         found = [None] * len(rows)
         for numbers, batch in in_batches(rows, batch_size):

@@ -16,6 +16,7 @@ from kformer.models.seq2seq import Seq2Seq, with_target_ids
 from kformer.models.stack import Decoder, Encoder
 from kformer.models.tasks import Task
 from kformer.serialization import child_policy, register
+from kformer.text import Tokenizer
 from kformer.text.foreign import adapt
 from kformer.training.metrics import Perplexity
 
@@ -131,8 +132,31 @@ class CausalLM(Generates, LanguageModel):
         return self.backbone
 
     def encode_prompts(self, texts):
-        """A text goes on from bos, where there is one, as it did in training."""
-        return self.tokenizer.encode(texts, bos=self.tokenizer.bos_id is not None)
+        """A text goes on from what it began with in training: what the tokenizer's file puts
+        before it, or bos, where there is one."""
+        if self.tokenizer.template is None:
+            return self.tokenizer.encode(texts, bos=self.tokenizer.bos_id is not None)
+        before, _ = self.tokenizer.template
+        return [[*before, *row] for row in self.tokenizer.encode(texts)]
+
+    def chat(self, messages, max_new_tokens=256, **options):
+        """The assistant's next message, a text, by the chat template of the tokenizer.
+
+        It ends at `config.eos_id`, or where the template ends an answer. What is said in messages
+        spells no special token. It needs the extra `chat`.
+
+        Args:
+            messages: [{"role": "user", "content": "..."}, ...]: what was said so far.
+            max_new_tokens, options: as in `generate`, `batch_size` and `after` apart.
+        """
+        if not isinstance(self.tokenizer, Tokenizer):
+            raise ValueError(f"chat needs a kformer.Tokenizer, got tokenizer={self.tokenizer}")
+        stop = options.pop("stop", None)
+        stop = [] if stop is None else [stop] if isinstance(stop, str | int) else [*stop]
+        ids = self.tokenizer.encode_chat(messages)
+        stops = [*stop, *self.tokenizer.chat.stops]
+        request, _ = self.asked(max_new_tokens, {**options, "stop": stops})
+        return self.answers(request, "", [ids])
 
 
 @register
@@ -226,7 +250,10 @@ class Seq2SeqLM(Generates, LanguageModel):
         return self.decoder.embedding
 
     def encode_prompts(self, texts):
-        """A source ends with eos, where there is one, as it did in training."""
+        """A source ends as it did in training: as the tokenizer's file says, or with eos, where
+        there is one."""
+        if self.tokenizer.template is not None:
+            return self.tokenizer.encode(texts, special=True)
         return self.tokenizer.encode(texts, eos=self.tokenizer.eos_id is not None)
 
     def prepared(self, rows, begins=()):

@@ -176,7 +176,8 @@ class Encoder(Stack):
         remat: "block" computes activations again in the backward pass instead of keeping them.
     Call: ids, or {"ids", and optionally "padding_mask", "positions", "segments", "token_types"}.
         return_hidden: also the hidden states of every layer, embeddings first.
-        return_pooled (config.pooler): also tanh(W · first real token + b), (B, D).
+        return_pooled (config.pooler): also act(W · first real token + b), (B, D); act is
+            config.pooler_activation, tanh unless said.
     """
 
     def __init__(self, config, tokenizer=None, remat=None, num_layers=None, **kwargs):
@@ -185,8 +186,9 @@ class Encoder(Stack):
         self.pooler = None
         if self.config.pooler:
             width, dtype = self.config.hidden_dim, child_policy(self)
+            act = self.config.pooler_activation
             self.first = Pooling("first", name="first", dtype=dtype)
-            self.pooler = Project(width, activation="tanh", name="pooler", dtype=dtype)
+            self.pooler = Project(width, activation=act, name="pooler", dtype=dtype)
         if num_layers is not None:
             self._arguments["num_layers"] = num_layers
         self.build()

@@ -117,9 +117,15 @@ class TextClassifier(Classifier):
     def classify(self, texts, batch_size=64):
         """The probability of every class for texts or lists of ids: NumPy, (texts, C).
 
-        What is longer than `config.max_length` tokens is cut.
+        What is longer than `config.max_length` tokens is cut. Around a text stands what the
+        tokenizer's file says, if it says something.
         """
-        rows = [row[: self.config.max_length] for row in to_rows(texts, self.tokenizer)]
+        limit = self.config.max_length
+
+        def encode(texts):
+            return self.tokenizer.encode(texts, special=True, max_length=limit)
+
+        rows = [row[:limit] for row in to_rows(texts, self.tokenizer, encode)]
         out = np.zeros((len(rows), self.num_classes))
         for number, row in enumerate(rows):
             if not row:

@@ -20,6 +20,8 @@ SPELLINGS = {
 class ForeignTokenizer:
     """Another library's tokenizer with the methods of `kformer.Tokenizer`."""
 
+    template = None  # what its library puts around a text stays there
+
     def __init__(self, inner):
         self.inner = inner
         for name, spellings in SPELLINGS.items():
@@ -35,10 +37,12 @@ class ForeignTokenizer:
     def __repr__(self):
         return f"<{type(self.inner).__name__} for kformer>"
 
-    def encode(self, text, bos=False, eos=False):
+    def encode(self, text, bos=False, eos=False, special=False, max_length=None):
+        """As `kformer.Tokenizer.encode`; nothing is known that would be special."""
         before, after = self.edge("bos", bos), self.edge("eos", eos)
         texts = checked_texts([text] if isinstance(text, str) else text)
-        out = [[*before, *self.plain(one), *after] for one in texts]
+        room = None if max_length is None else max(0, max_length - len(before) - len(after))
+        out = [[*before, *self.plain(one)[:room], *after] for one in texts]
         return out[0] if isinstance(text, str) else out
 
     def edge(self, name, asked):

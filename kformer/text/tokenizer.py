@@ -1,12 +1,21 @@
 """Tokenizers: text ↔ ids, by the `tokenizers` library, which trains and runs them in parallel."""
 
-import contextlib
+import functools
 import json
 
 import numpy as np
 
 from kformer import files
 from kformer.serialization import register
+from kformer.text.native import (
+    checked_size,
+    load_native,
+    make_special,
+    native_errors,
+    read_content,
+    read_template,
+    reserved_ids,
+)
 from kformer.text.untrained import KINDS, SPECIALS, digits_apart, make_native, make_normalizer
 
 # How files from elsewhere call them.
@@ -19,6 +28,7 @@ NAMES = {
 }
 MASK = "[MASK]"
 MAX_BYTES = 64 * 2**20
+MAX_TEMPLATE = 2**18
 
 
 @register
@@ -28,26 +38,40 @@ class Tokenizer:
     Made by `Tokenizer.train` or `Tokenizer.load`; a model saved with it gives it back. A text
     that spells a special token, "<pad>" say, is text like any other.
 
+    Args:
+        json_text: a `tokenizer.json`.
+        special_ids: {"pad", "bos", "eos", "unk" or "mask": an id or a token, or None where there
+            is none}; those that are left out are found by their usual names.
+        vocabulary_size: how many ids the model has, if more than the file: ids that no token has
+            decode to nothing.
+        chat_template: the Jinja text that `encode_chat` renders.
     Attributes:
         vocabulary_size: how many ids there are.
         pad_id, bos_id, eos_id, unk_id, mask_id: special ids, None where there is none.
+        template: (ids before, ids after) that the file puts around a text; None if it says nothing.
     """
 
-    def __init__(self, json_text):
-        import tokenizers
+    def __init__(self, json_text, special_ids=None, vocabulary_size=None, chat_template=None):
+        content = read_content(json_text)
+        self.native = load_native(content)
+        added = content.get("added_tokens") or []
+        self.vocabulary_size = checked_size(self.native, added, vocabulary_size)
+        check_specials(special_ids or {}, self.vocabulary_size)
+        check_chat_template(chat_template)
+        self.chat_template = chat_template
+        for name, given in (NAMES | (special_ids or {})).items():
+            setattr(self, f"{name}_id", self.first_id(given))
+        named = {self.pad_id, self.bos_id, self.eos_id, self.mask_id} - {None}
+        make_special(self.native, named)
+        self.reserved = reserved_ids(self.native, content, named)
+        self.template = read_template(self.native, self.vocabulary_size)
 
-        content = files.parse_json(json_text, "a tokenizer file")
-        check_limits(content)
-        content.update(truncation=None, padding=None)  # batches are made elsewhere
-        with native_errors():
-            self.native = tokenizers.Tokenizer.from_str(json.dumps(content))
-            self.native.encode_special_tokens = True
-            self.native.encode_batch_fast(["Probe 1: ^ \u00e9\n"])
-        check_vocabulary(self.native, content.get("added_tokens") or [])
-        self.vocabulary_size = self.native.get_vocab_size()
-        for name, spellings in NAMES.items():
-            ids = (self.native.token_to_id(spelling) for spelling in spellings)
-            setattr(self, f"{name}_id", next((i for i in ids if i is not None), None))
+    def first_id(self, given):
+        """An id as it is; of a token, or of several the first one that there is, its id."""
+        if given is None or isinstance(given, int):
+            return given
+        ids = (self.token_id(token) for token in ([given] if isinstance(given, str) else given))
+        return next((i for i in ids if i is not None), None)
 
     @classmethod
     def train(
@@ -98,24 +122,29 @@ class Tokenizer:
         return cls(files.read_text(path, MAX_BYTES, "a tokenizer file"))
 
     def save(self, path):
-        """As a standard `tokenizer.json`."""
+        """As a standard `tokenizer.json`, which says nothing of the other arguments."""
         files.write_text(path, self.to_json())
 
     def to_json(self):
         return self.native.to_str()
 
     def get_config(self):
-        return {"json_text": self.to_json()}
+        return {
+            "json_text": self.to_json(),
+            "special_ids": {name: getattr(self, f"{name}_id") for name in NAMES},
+            "vocabulary_size": self.vocabulary_size,
+            "chat_template": self.chat_template,
+        }
 
     @classmethod
     def from_config(cls, config):
         return cls(**config)
 
     def __reduce__(self):
-        return type(self), (self.to_json(),)
+        return type(self), (*self.get_config().values(),)
 
     def __eq__(self, other):
-        return isinstance(other, Tokenizer) and self.to_json() == other.to_json()
+        return isinstance(other, Tokenizer) and self.get_config() == other.get_config()
 
     def __hash__(self):
         return hash(self.to_json())
@@ -130,7 +159,7 @@ class Tokenizer:
 
     def tokens(self, ids):
         """The tokens of ids, as the vocabulary spells them; for looking at."""
-        return [self.native.id_to_token(int(i)) for i in self.checked_ids(ids)]
+        return [self.native.id_to_token(i) or "" for i in self.checked_ids(ids)]
 
     def joins(self):
         """{(id, id): id}: which two tokens of a BPE become which one, first those joined first."""
@@ -143,26 +172,65 @@ class Tokenizer:
             out[ids[left], ids[right]] = ids[left + right.removeprefix(prefix)]
         return out
 
-    def encode(self, text, bos=False, eos=False):
+    def encode(self, text, bos=False, eos=False, special=False, max_length=None):
         """A list of ids for a text, or a list of such lists for several, in parallel.
 
         Args:
             text: a string, or a list of strings.
             bos, eos: put that id before or after each.
+            special: put around each what the tokenizer's file says, "[CLS]" and "[SEP]" say.
+            max_length: cut each to so many ids, those before and after it included.
         """
         single = isinstance(text, str)
         texts = list(checked_texts([text] if single else text))
+        before, after = self.edges(bos, eos, special)
+        room = None if max_length is None else max_length - len(before) - len(after)
+        if room is not None and room < 0:
+            rule = f"max_length must be at least the {len(before + after)} ids around a text"
+            raise ValueError(f"{rule}, got {max_length!r}")
         with native_errors():
             found = self.native.encode_batch_fast(texts, add_special_tokens=False)
-        before, after = self.edges(bos, eos)
-        out = [before + item.ids + after for item in found]
+            out = [before + self.as_text(item.ids)[:room] + after for item in found]
         return out[0] if single else out
 
-    def edges(self, bos, eos):
+    def edges(self, bos, eos, special):
+        if special and (bos or eos):
+            raise ValueError(f"special=True leaves no room for bos={bos!r}, eos={eos!r}")
         for name, asked in (("bos", bos), ("eos", eos)):
             if asked and getattr(self, f"{name}_id") is None:
                 raise ValueError(f"{name}=True needs a tokenizer with a {name} token, got none")
+        if special:
+            return self.template or ([], [])
         return [self.bos_id] * bool(bos), [self.eos_id] * bool(eos)
+
+    def as_text(self, ids):
+        """The ids of a text, in which a special token may have been found as a whole word: its
+        letters take its place."""
+        if self.reserved.isdisjoint(ids):
+            return ids
+        spelled = {i: self.letters(i) for i in self.reserved.intersection(ids)}
+        return [j for i in ids for j in spelled.get(i, (i,))]
+
+    def letters(self, number):
+        found = [self.native.model.tokenize(letter) for letter in self.native.id_to_token(number)]
+        return [one.id for some in found for one in some if one.id not in self.reserved]
+
+    def encode_chat(self, messages, add_generation_prompt=True):
+        """The ids of a conversation as the chat template writes it. What is said in it spells no
+        special token. It needs the extra `chat`.
+
+        Args:
+            messages: [{"role": "user", "content": "..."}, ...]; roles are "system", "developer",
+                "user", "assistant" and "tool".
+            add_generation_prompt: end with the beginning of the assistant's answer.
+        """
+        return self.chat.ids(messages, add_generation_prompt)
+
+    @functools.cached_property
+    def chat(self):
+        from kformer.text.chat import Chat
+
+        return Chat(self)
 
     def decode(self, ids):
         """The text of a list (or array) of ids, or the texts of several; special ids are left
@@ -186,6 +254,23 @@ class Tokenizer:
             got = low if low < 0 else high
             raise ValueError(f"ids must be in [0, {self.vocabulary_size}), got {got}")
         return array.tolist()
+
+
+def check_specials(ids, size):
+    """ValueError unless these are ids of special tokens, by their names."""
+    if not isinstance(ids, dict) or not set(ids) <= set(NAMES):
+        raise ValueError(f"special_ids must be a dict by {', '.join(NAMES)}, got {ids!r}")
+    for name, number in ids.items():
+        is_id = type(number) is int and 0 <= number < size
+        if not (is_id or number is None or isinstance(number, str)):
+            raise ValueError(f"{name}_id must be an id in [0, {size}) or a token, got {number!r}")
+
+
+def check_chat_template(text):
+    if text is not None and not (isinstance(text, str) and 0 < len(text) <= MAX_TEMPLATE):
+        got = f"{len(text):,}" if isinstance(text, str) else type(text).__name__
+        rule = f"chat_template must be a text of 1 to {MAX_TEMPLATE:,} characters"
+        raise ValueError(f"{rule}, got {got}")
 
 
 def ordered_specials(ids, mask):
@@ -220,52 +305,3 @@ def checked_texts(texts):
             got = f"{text[error.start]!r} at character {error.start} of text {number}"
             raise ValueError(f"texts must be Unicode without lone surrogates, got {got}") from None
         yield text
-
-
-@contextlib.contextmanager
-def native_errors():
-    """Whatever the native library raises, panics included, as one ValueError."""
-    try:
-        yield
-    except (ValueError, MemoryError):
-        raise
-    except BaseException as error:
-        is_panic = type(error).__name__ == "PanicException"  # which is no Exception
-        if not is_panic and not isinstance(error, Exception):
-            raise
-        first = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ValueError(f"the tokenizer failed on this: {first[:300]}") from None
-
-
-def check_limits(content):
-    """Refuses lengths that cannot be, which make the native library panic."""
-    if not isinstance(content, dict):
-        got = type(content).__name__
-        raise ValueError(f"a tokenizer file must hold one JSON object, got {got}")
-    cut, padding = content.get("truncation"), content.get("padding")
-    if isinstance(cut, dict):
-        length, stride = cut.get("max_length"), cut.get("stride", 0)
-        if not (isinstance(length, int) and isinstance(stride, int) and 0 <= stride < length):
-            rule = "truncation in a tokenizer file must have a stride below its max_length"
-            raise ValueError(f"{rule}, got stride={stride!r}, max_length={length!r}")
-    if isinstance(padding, dict) and padding.get("strategy") == {"Fixed": 0}:
-        raise ValueError("padding in a tokenizer file must be to at least 1 token, got 0")
-
-
-def check_vocabulary(native, added):
-    """Ids must be 0, 1, 2, ... each once, and what stands for the unknown must be among them."""
-    ids = sorted(native.get_vocab(with_added_tokens=True).values())
-    if not ids:
-        raise ValueError("a tokenizer file must have tokens, got none")
-    wrong = next((place for place, i in enumerate(ids) if i != place), None)
-    if wrong is not None or len(ids) != native.get_vocab_size():
-        rule = f"ids in a tokenizer file must be 0 to {len(ids) - 1}, each once"
-        got = "a token twice" if wrong is None else f"{ids[wrong]} in place of {wrong}"
-        raise ValueError(f"{rule}, got {got}")
-    for token in added:  # the native library would give it another id, and only log it
-        if (found := native.token_to_id(token["content"])) != token["id"]:
-            rule = f"the added token {token['content']!r} must have the id {found}"
-            raise ValueError(f"{rule}, got {token['id']!r}")
-    unk = getattr(native.model, "unk_token", None)
-    if unk is not None and native.token_to_id(unk) is None:
-        raise ValueError(f"unk_token must be in the vocabulary, got {unk!r}")
