@@ -1,4 +1,4 @@
-"""LoRA: what trains, what stays, folding in, files, and what is refused."""
+"""LoRA: what trains, what stays, folding in, and what is refused."""
 
 import keras
 import numpy as np
@@ -40,7 +40,7 @@ def values(weights):
 
 def train(model, x=IDS, y=IDS):
     model.compile(keras.optimizers.AdamW(0.05))
-    return model.fit(x, y, verbose=0, batch_size=2).history["loss"]
+    return model.fit(x, y, verbose=0, batch_size=2, shuffle=False).history["loss"]
 
 
 def test_only_adapters_train_and_the_rest_stays_bit_by_bit():
@@ -66,7 +66,6 @@ def test_saved_with_the_model(quantized, tmp_path):
     """Adapters, ranks, what is frozen and the optimizer come back, on a quantized base, too."""
     model = lm(quantized=quantized)
     train(model)
-    assert kformer.merge_lora.__name__ and len(adapted(model)) == 4
     model.save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras")
     exact(backend.to_numpy(loaded(IDS)), backend.to_numpy(model(IDS)))
@@ -176,7 +175,7 @@ def test_weights_of_the_base_go_below_adapters(tmp_path):
     exact(backend.to_numpy(model(IDS)), backend.to_numpy(base(IDS)))
     assert all(np.any(backend.to_numpy(p.lora_kernel_a)) for p in adapted(model))  # they can train
     model.save_weights(tmp_path / "model.weights.h5")
-    with pytest.raises(ValueError, match="expected 1 variables, but received"):
+    with pytest.raises(ValueError, match="has 22 weights, the file 30"):
         base.load_weights(tmp_path / "model.weights.h5", skip_mismatch=False)
 
 
@@ -184,7 +183,7 @@ def test_frozen_stays_frozen(tmp_path):
     """What somebody froze does not train again after loading."""
     model = make_model("TextClassifier", config(), num_classes=3)
     model.backbone.trainable = False
-    model.compile()
+    train(model, y=np.arange(4) % 3)
     model.save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras")
     assert [w.path for w in loaded.trainable_weights] == [w.path for w in model.trainable_weights]
@@ -197,7 +196,7 @@ def test_frozen_stays_frozen(tmp_path):
         (dict(rank=0), "rank must be a whole number above 0, got 0"),
         (dict(rank=True), "rank must be a whole number above 0, got True"),
         (dict(rank=1, alpha=-1), "alpha must be above 0, got -1"),
-        (dict(rank=1, target="nowhere"), "of .*query/kernel, .* and 9 more, got 'nowhere'"),
+        (dict(rank=1, target="nowhere"), "of .*query/kernel and 10 more, got 'nowhere'"),
         (dict(rank=1, trainable="nowhere"), "must match a weight of .*, got 'nowhere'"),
         (dict(rank=1, target="feed_forward"), r"2-D, got .*/up, .*/gate, .*/down.* \(experts"),
     ],

@@ -84,7 +84,7 @@ def load_adapters(model, folder):
     config = checked_config(folder)
     modules = named_layers(model)
     layers = targeted(modules, config)
-    heads = {name: modules[name] for name in config["modules_to_save"] or () if name in modules}
+    heads = saved_heads(modules, config)
     shapes = expected_shapes(layers, heads, config["r"])
     checkpoint = Checkpoint.open(folder, file=WEIGHTS)
     checkpoint.check(shapes)
@@ -172,6 +172,15 @@ def checked_config(folder):
             rule = f"{name} of {CONFIG} must be a list of names of modules"
             raise CheckpointError(f"{rule}, got {brief(value)}")
     return config
+
+
+def saved_heads(modules, config):
+    """{module: layer} of the heads that the file has whole."""
+    names = config["modules_to_save"] or []
+    if lost := [name for name in names if name not in modules]:
+        rule = f"modules_to_save of {CONFIG} must be layers of the model"
+        raise CheckpointError(f"{rule}, got {listed(lost)}")
+    return {name: modules[name] for name in names}
 
 
 def targeted(modules, config):

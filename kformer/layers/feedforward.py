@@ -68,8 +68,9 @@ class Project(layers.Dense):
         low = ops.matmul(self.lora_kernel_a, self.lora_kernel_b)
         kernel = self.float_kernel() + self.lora_alpha / self.lora_rank * low
         bias, source = self.bias, self.dtype_policy.name.split("_from_")[-1]
-        for name in [name for name, value in vars(self).items() if value in self.weights]:
-            self._untrack_variable(vars(self).pop(name))
+        for name, value in [*vars(self).items()]:
+            if isinstance(value, keras.Variable):
+                self._untrack_variable(vars(self).pop(name))
         self._tracker.unlock()
         self.lora_enabled, self.lora_rank, self.lora_alpha = False, None, None
         self._is_quantized, self.quantization_config, self.dtype_policy = False, None, source
