@@ -54,8 +54,11 @@ def test_heads_are_kept_with_them(tmp_path):
 
 def test_names_of_hugging_face(tmp_path, monkeypatch):
     """A family's names are written, and whatever ends like one of `target_modules` is read."""
-    names = {f"decoder/block_{i}/self_attention/{ours}": f"model.layers.{i}.self_attn.{theirs}"
-             for i in (0, 1) for ours, theirs in (("query", "q_proj"), ("value", "v_proj"))}  # fmt: skip
+    names = {
+        f"decoder/block_{i}/self_attention/{ours}": f"model.layers.{i}.self_attn.{theirs}"
+        for i in (0, 1)
+        for ours, theirs in (("query", "q_proj"), ("value", "v_proj"))
+    }
     monkeypatch.setattr(files, "foreign_modules", lambda model: names)
     model = lm()
     kformer.save_adapters(model, tmp_path / "adapters")
@@ -103,7 +106,7 @@ def test_another_base_is_refused_with_the_whole_list(tmp_path):
         (dict(lora_alpha="1"), "lora_alpha of .* must be above 0, got '1'"),
         (
             dict(target_modules="(a+)+b"),
-            r"target_modules of .* a list of names .*, got '\(a\+\)\+b'",
+            r"target_modules .* a list of names .*, got '\(a\+\)\+b'",
         ),
         (dict(target_modules=["nothing"]), r"must name some of .*, got \['nothing'\]"),
         (dict(modules_to_save=[3]), r"modules_to_save of .* a list of names .*, got \[3\]"),

@@ -57,9 +57,29 @@ class Table(layers.ReversibleEmbedding):
         return self.rows(self.take, inputs)
 
     def quantized_call(self, inputs, reverse=False):
-        if reverse:
-            return super().quantized_call(inputs, reverse=True)
-        return self.rows(super().quantized_call, inputs)
+        if not reverse:
+            return self.rows(super().quantized_call, inputs)
+        if self.quantization_mode == "int8" and self.inputs_quantizer is not None:
+            scale = ops.convert_to_tensor(self.embeddings_scale)
+            return self.rounded_scores(inputs, ops.convert_to_tensor(self._embeddings), scale)
+        return super().quantized_call(inputs, reverse=True)
+
+    def rounded_scores(self, inputs, table, scale):
+        """Keras' product of int8 with int8, with a gradient: rounding by itself has none, and what
+        stands below a quantized table would not learn."""
+
+        @ops.custom_gradient
+        def product(inputs, table, scale):
+            def gradient(*given, upstream=None):
+                upstream = given[0] if upstream is None else upstream
+                rows = ops.cast(table, upstream.dtype) / scale[:, None]
+                return ops.matmul(upstream, rows), None, None
+
+            rounded, factor = self.inputs_quantizer(inputs)
+            scores = ops.cast(ops.matmul(rounded, ops.transpose(table)), self.compute_dtype)
+            return scores / (factor * scale), gradient
+
+        return product(inputs, table, scale)
 
     def rows(self, take, inputs):
         """take(index), and NaN where there is no such row."""

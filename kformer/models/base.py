@@ -112,7 +112,7 @@ class Transformer(Configured, keras.Model):
             config: one of `keras.quantizers`, such as Int4QuantizationConfig(block_size=64).
             filters: names of the layers to change: a regular expression, several, or a function.
         """
-        layers = shrinking.chosen(self, mode, filters)
+        layers = shrinking.chosen(self, mode, config, filters)
         super().quantize(mode, config, filters=lambda layer: id(layer) in layers, **kwargs)
         shrinking.renew(self)
 
