@@ -3,8 +3,8 @@
 import json
 
 import pytest
-from support import config, exact, make_model, randomize, run
-from test_adapting import IDS, lm, stir
+from support import config, exact, make_model, randomize
+from test_adapting import lm, out, stir
 
 import kformer
 from kformer.adapters import files
@@ -29,12 +29,12 @@ def test_there_and_back(quantized, tmp_path):
     assert tensors[A.replace("lora_A", "lora_B")].shape == (16, 2)
     other = lm(adapters=False, quantized=quantized)
     assert kformer.load_adapters(other, tmp_path / "adapters") is other
-    exact(run(other, IDS), run(model, IDS))
+    exact(out(other), out(model))
     kformer.save_adapters(other, tmp_path / "adapters")  # over the earlier one
     stir(model, seed=5)
-    assert (run(other, IDS) != run(model, IDS)).any()
+    assert (out(other) != out(model)).any()
     kformer.load_adapters(model, tmp_path / "adapters")
-    exact(run(other, IDS), run(model, IDS))
+    exact(out(other), out(model))
 
 
 def test_heads_are_kept_with_them(tmp_path):
@@ -47,7 +47,7 @@ def test_heads_are_kept_with_them(tmp_path):
     assert settings["modules_to_save"] == ["text_classifier.classifier"]
     other = make_model("TextClassifier", config(), num_classes=3)
     kformer.load_adapters(other, tmp_path / "adapters")
-    exact(run(other, IDS), run(model, IDS))
+    exact(out(other), out(model))
     paths = [[w.path for w in m.trainable_weights] for m in (other, model)]
     assert paths[0] == paths[1]
 
@@ -67,7 +67,7 @@ def test_names_of_hugging_face(tmp_path, monkeypatch):
     change(tmp_path, target_modules=["q_proj", "v_proj"])
     other = lm(adapters=False)
     kformer.load_adapters(other, tmp_path / "adapters")
-    exact(run(other, IDS), run(model, IDS))
+    exact(out(other), out(model))
 
 
 def change(folder, **changes):

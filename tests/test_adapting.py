@@ -3,7 +3,7 @@
 import keras
 import numpy as np
 import pytest
-from support import V, close, config, exact, make_model, run
+from support import V, close, config, exact, make_model
 
 import kformer
 from kformer import backend, layers
@@ -34,6 +34,10 @@ def stir(model, seed=1):
             weight.assign(0.5 * random.normal(size=weight.shape))
 
 
+def out(model):
+    return backend.to_numpy(model(IDS))
+
+
 def values(weights):
     return {w.path: np.array(backend.to_numpy(w)) for w in weights}
 
@@ -46,9 +50,9 @@ def train(model, x=IDS, y=IDS):
 def test_only_adapters_train_and_the_rest_stays_bit_by_bit():
     model = lm(adapters=False, use_bias=True)
     before = values(model.weights)
-    plain = run(model, IDS)
+    plain = out(model)
     assert kformer.enable_lora(model, 2) is model
-    exact(backend.to_numpy(model(IDS)), plain)  # B is zero at first
+    exact(out(model), plain)  # B is zero at first
     names = {weight.path.rsplit("/", 2)[1] for weight in model.trainable_weights}
     assert names == {"query", "value"} and len(model.trainable_weights) == 2 * 2 * 2
     first = values(model.trainable_weights)
@@ -68,7 +72,7 @@ def test_saved_with_the_model(quantized, tmp_path):
     train(model)
     model.save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras")
-    exact(backend.to_numpy(loaded(IDS)), backend.to_numpy(model(IDS)))
+    exact(out(loaded), out(model))
     paths = [w.path for w in model.trainable_weights]
     assert [w.path for w in loaded.trainable_weights] == paths and "lora" in paths[0]
     assert {(p.lora_rank, p.lora_alpha) for p in adapted(loaded)} == {(2, 3)}
@@ -100,15 +104,15 @@ def test_gradients_go_through_a_quantized_base(quantized):
 def test_merged_gives_the_same(quantized, tmp_path):
     model = lm(quantized=quantized, use_bias=True)
     model.compile()
-    before, weights = run(model, IDS), len(lm(adapters=False, use_bias=True).weights)
+    before, weights = out(model), len(lm(adapters=False, use_bias=True).weights)
     assert kformer.merge_lora(model) is model
-    close(backend.to_numpy(model(IDS)), before, 1e-5)
+    close(out(model), before, 1e-5)
     assert not adapted(model) and all(not w.path.count("lora") for w in model.weights)
     if quantized is None:
         assert len(model.weights) == len(model.trainable_weights) == weights
     model.save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras")
-    exact(backend.to_numpy(loaded(IDS)), backend.to_numpy(model(IDS)))
+    exact(out(loaded), out(model))
     train(model)
     kformer.enable_lora(model, 1)  # once more
 
@@ -125,7 +129,7 @@ def test_a_merged_int8_kernel_is_the_float_of_it():
 
 
 def test_generate_knows_the_new_weights():
-    model = lm(adapters=False)
+    model = lm(adapters=False, num_layers=1)
     plain = model.generate([[3, 4, 5]], 8)
     kformer.enable_lora(model, 2)
     assert model.generate([[3, 4, 5]], 8) == plain
@@ -190,7 +194,7 @@ def test_weights_of_the_base_go_below_adapters(tmp_path):
     base, model = lm(adapters=False), lm()
     base.save_weights(tmp_path / "base.weights.h5")
     model.load_weights(tmp_path / "base.weights.h5")
-    exact(backend.to_numpy(model(IDS)), backend.to_numpy(base(IDS)))
+    exact(out(model), out(base))
     assert all(np.any(backend.to_numpy(p.lora_kernel_a)) for p in adapted(model))  # they can train
     model.save_weights(tmp_path / "model.weights.h5")
     with pytest.raises(ValueError, match="has 22 weights, the file 30"):
