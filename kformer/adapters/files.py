@@ -10,8 +10,11 @@ from kformer import backend
 from kformer.adapters.lora import adapted, enable_lora, own_layers, own_weights
 from kformer.interop.checkpoint import Checkpoint, read_config, write
 from kformer.interop.header import CheckpointError, brief
+from kformer.interop.loading import MODELS
+from kformer.interop.saving import family_for
 from kformer.layers.feedforward import Project
 from kformer.models.shrinking import listed
+from kformer.weights import path_in, weight_shapes
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 PREFIX = "base_model.model."
@@ -35,9 +38,20 @@ FIXED = {
 
 
 def foreign_modules(model):
-    """{path of a layer in the model: path of its module in Hugging Face}; layers that it leaves
-    out, all of them where the family has no names there, keep kformer's."""
-    return {}
+    """{path of a weight, as `path_in` has it: path of its module in Hugging Face}; what has no
+    module of its own there, and all of a model that no family has, keeps kformer's names."""
+    task = next((task for task, kind in MODELS.items() if type(model) is kind), None)
+    try:
+        family = None if task is None else family_for(model, task)
+    except ValueError:  # as `to_hf` would say
+        return {}
+    if family is None:
+        return {}
+    shapes = weight_shapes(model.config, task, getattr(model, "num_classes", 2), "first")
+    prefix = family.base if task in family.heads else ""
+    links = family.links(model.config, shapes, task, prefix)
+    alone = [link for link in links if len(link.weights) == len(link.tensors) == 1]
+    return {link.weights[0]: link.tensors[0].rpartition(".")[0] for link in alone}
 
 
 def save_adapters(model, folder):
@@ -108,8 +122,9 @@ def named_layers(model):
     foreign, out = foreign_modules(model), {}
     for part in [part for root in own_layers(model) for part in root._flatten_layers()]:
         if weights := own_weights(part):
-            path = weights[0].path.rpartition("/")[0]
-            out[foreign.get(path, path.replace("/", "."))] = part
+            path = weights[0].path
+            known = foreign.get(path_in(model, path)) if foreign else None
+            out[known or path.rpartition("/")[0].replace("/", ".")] = part
     return out
 
 
