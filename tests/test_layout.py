@@ -28,6 +28,7 @@ ORDER = [
     "generation",
     "models",
     "interop",
+    "adapters",
     "explorer",
     "trial",
     "laws",

@@ -14,7 +14,7 @@ from kformer.cache import KeysValues
 from kformer.layers.add_norm import make_dropout
 from kformer.layers.feedforward import Project
 from kformer.layers.positions import RotaryPositions
-from kformer.serialization import child_policy, register, traced_spec
+from kformer.serialization import Composite, child_policy, register, traced_spec
 
 _captured = contextvars.ContextVar("kformer_captured", default=None)
 
@@ -122,7 +122,7 @@ def refuse_cache(cache):
 
 
 @register
-class MultiHeadAttention(layers.Layer):
+class MultiHeadAttention(Composite, layers.Layer):
     """Scaled dot-product attention in N heads, to itself or to another sequence.
 
         head_n = softmax(Q_n K_nᵀ / √H + bias) V_n            Q = x W_Q, K = c W_K, V = c W_V

@@ -6,11 +6,11 @@ import keras
 from keras import layers, ops
 
 from kformer.layers.feedforward import Project, activate
-from kformer.serialization import register
+from kformer.serialization import Composite, register
 
 
 @register
-class MixtureOfExperts(layers.Layer):
+class MixtureOfExperts(Composite, layers.Layer):
     """Many feed-forward networks, of which a router picks k for each token.
 
         p = softmax(W_r · h)                    in float32
@@ -63,6 +63,7 @@ class MixtureOfExperts(layers.Layer):
         self.balance_bias, self.balance_rate = balance_bias, balance_rate
         self.supports_masking = True
         self.router = Project(num_experts, use_bias=False, name="router", dtype="float32")
+        self.router.shrinks = False  # a choice that rounding would change
 
     def compute_output_shape(self, x_shape, real_shape=None):
         return x_shape

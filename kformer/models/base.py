@@ -14,10 +14,10 @@ from kformer.data.batches import Data
 from kformer.layers.embedding import Table, TokenEmbedding, inside_a_model, resize_layer
 from kformer.layers.experts import MixtureOfExperts
 from kformer.layers.positions import AlibiBias, RelativeBias
-from kformer.models import feeding, resuming
+from kformer.models import feeding, resuming, shrinking
 from kformer.models.compiling import accumulating, default_optimizer, public_names
-from kformer.models.inputs import check_labels
-from kformer.serialization import Configured
+from kformer.models.inputs import check_labels, to_arrays, with_special_ids
+from kformer.serialization import Configured, build_is_postponed
 from kformer.text import Tokenizer
 from kformer.text.foreign import adapt
 from kformer.training.losses import TokenCrossentropy, counted
@@ -79,6 +79,8 @@ class Transformer(Configured, keras.Model):
 
     def build(self, input_shape=None):
         """Makes every weight. All widths are known, so no input is needed, symbolic or real."""
+        if build_is_postponed():
+            return
         hidden = (None, None, self.config.hidden_dim)
         for part in self._layers:
             if not part.built:
@@ -100,9 +102,22 @@ class Transformer(Configured, keras.Model):
             self._functions[name] = backend.Compiled(function, self)
         return self._functions[name](*inputs)
 
-    def quantize(self, *args, **kwargs):
-        super().quantize(*args, **kwargs)
-        self._functions.clear()  # they know other weights
+    def quantize(self, mode=None, config=None, filters=None, **kwargs):
+        """Keras' quantize for projections and the tied table of tokens; small tables, norms and
+        experts stay in float. What cannot be done is a ValueError before anything changes.
+
+        Args:
+            mode: "int8", "int4", "float8" (kernels, in training), or "gptq" and "awq", which need
+                a config with texts and calibrate the kernels of the blocks.
+            config: one of `keras.quantizers`, such as Int4QuantizationConfig(block_size=64).
+            filters: names of the layers to change: a regular expression, several, or a function.
+        """
+        layers = shrinking.chosen(self, mode, config, filters)
+        super().quantize(mode, config, filters=lambda layer: id(layer) in layers, **kwargs)
+        shrinking.renew(self)
+
+    def get_quantization_layer_structure(self, mode=None):
+        return shrinking.structure(self, mode)
 
     def summary(self, *args, expand_nested=True, **kwargs):
         """Keras' summary, down to the blocks."""
@@ -140,11 +155,7 @@ class Transformer(Configured, keras.Model):
         for part in self._flatten_layers():
             if isinstance(part, Configured):
                 part.config = part.config.replace(**{field: size})
-            if isinstance(part, keras.Model):
-                part.train_function = part.test_function = part.predict_function = None
-        self._functions.clear()
-        if self.compiled:
-            self.compile_from_config(self.get_compile_config())
+        shrinking.renew(self)
         return self
 
     def load_weights(self, filepath, skip_mismatch=False, **kwargs):
@@ -311,30 +322,6 @@ def checked_before():
         yield
     finally:
         inside_a_model.reset(token)
-
-
-def to_arrays(inputs):
-    """Lists of rows as arrays, also inside of dicts."""
-    if isinstance(inputs, dict):
-        return {key: to_arrays(value) for key, value in inputs.items()}
-    return np.asarray(inputs) if isinstance(inputs, (list, tuple)) else inputs
-
-
-def with_special_ids(config, tokenizer, size_field="vocabulary_size"):
-    """The config with ids that it leaves open taken from the tokenizer; they must agree."""
-    if tokenizer is None:
-        return config
-    changes = {}
-    for name, theirs in (
-        *((name, getattr(tokenizer, name, None)) for name in ("pad_id", "bos_id", "eos_id")),
-        (size_field, getattr(tokenizer, "vocabulary_size", None)),
-    ):
-        mine = getattr(config, name)
-        if mine is None and name != "pad_id":
-            changes[name] = theirs
-        elif theirs is not None and mine != theirs:
-            raise ValueError(f"{name} must be the tokenizer's, {theirs}, got config.{name}={mine}")
-    return config.replace(**changes)
 
 
 def refuse_leftovers(model, path):

@@ -181,3 +181,27 @@ def in_batches(rows, size):
         numbers = order[first : first + size]
         batch = [rows[i] for i in numbers]
         yield numbers, batch + batch[:1] * (size - len(batch))
+
+
+def to_arrays(inputs):
+    """Lists of rows as arrays, also inside of dicts."""
+    if isinstance(inputs, dict):
+        return {key: to_arrays(value) for key, value in inputs.items()}
+    return np.asarray(inputs) if isinstance(inputs, (list, tuple)) else inputs
+
+
+def with_special_ids(config, tokenizer, size_field="vocabulary_size"):
+    """The config with ids that it leaves open taken from the tokenizer; they must agree."""
+    if tokenizer is None:
+        return config
+    changes = {}
+    for name, theirs in (
+        *((name, getattr(tokenizer, name, None)) for name in ("pad_id", "bos_id", "eos_id")),
+        (size_field, getattr(tokenizer, "vocabulary_size", None)),
+    ):
+        mine = getattr(config, name)
+        if mine is None and name != "pad_id":
+            changes[name] = theirs
+        elif theirs is not None and mine != theirs:
+            raise ValueError(f"{name} must be the tokenizer's, {theirs}, got config.{name}={mine}")
+    return config.replace(**changes)
