@@ -1,11 +1,10 @@
-"""The only file that names a backend: what Keras' ops do not cover.
+"""What Keras has no words for: this file and `kernels.py` are the only ones that name a backend.
 
-The fused attention kernel, gradients of a function, recomputation of activations, writing a cache
-in place, and whether a tensor holds numbers or is still a symbol of a traced function.
+Compiled functions, gradients of a function, recomputation of activations, and whether a tensor
+holds numbers or is still a symbol of a traced function.
 """
 
 import contextlib
-import functools
 import random
 
 import keras
@@ -43,80 +42,6 @@ def is_concrete(x) -> bool:
     if BACKEND == "tensorflow":
         return isinstance(x, tf.__internal__.EagerTensor)
     return x.device.type != "meta" and not torch.compiler.is_compiling()
-
-
-def fused_attention(query, key, value, visible, bias, scale):
-    """softmax(Q·Kᵀ·scale + bias)·V by the backend's own kernel, or None where it has none here.
-
-    Args:
-        query: (B, N, T, H).
-        key, value: (B, K, S, H), or folded to (B · K, S, H); N is a multiple of K.
-        visible: boolean, broadcastable to (B, N, T, S). It reaches the kernel as booleans: as
-            large negative numbers they make wrong gradients in rows that see nothing.
-        bias: None, or broadcastable to (B, N, T, S).
-    Returns:
-        (B, N, T, H), zero in rows that see nothing, or None.
-    """
-    if BACKEND == "torch":
-        return _torch_attention(query, key, value, visible, bias, scale)
-    if BACKEND == "jax" and jax.default_backend() != "cpu":
-        return _jax_attention(query, key, value, visible, bias, scale)
-    return None  # TensorFlow, and JAX on the CPU, have no kernel that beats the plain products
-
-
-def _torch_attention(query, key, value, visible, bias, scale):
-    mask = visible
-    if bias is not None:
-        bias = bias.to(query.dtype)
-        mask = bias if visible is None else torch.where(visible, bias, float("-inf"))
-    attend = torch.nn.functional.scaled_dot_product_attention
-    given = dict(attn_mask=mask, scale=scale, enable_gqa=query.shape[1] != key.shape[1])
-    return attend(query, key, value, **given)
-
-
-def _jax_attention(query, key, value, visible, bias, scale):
-    if key.ndim == 3:
-        key, value = (x.reshape(query.shape[0], -1, *x.shape[1:]) for x in (key, value))
-    query, key, value = (ops.swapaxes(x, 1, 2) for x in (query, key, value))
-    bias = None if bias is None else bias.astype(query.dtype)
-    attend = functools.partial(jax.nn.dot_product_attention, bias=bias, mask=visible, scale=scale)
-    try:
-        out = attend(query, key, value, implementation="cudnn")
-    except (NotImplementedError, RuntimeError, ValueError):  # no such device, dtype or shape
-        out = attend(query, key, value, implementation="xla")
-    out = ops.swapaxes(out, 1, 2)
-    if visible is None:
-        return out
-    return ops.where(ops.any(visible, axis=-1, keepdims=True), out, ops.zeros_like(out))
-
-
-def write(cache, new, start):
-    """`cache` (..., S, H) with `new` (..., T, H) at slots start, start + 1, ..., round and round.
-    On torch outside of training the cache itself is changed: a copy costs more than a token."""
-    slots, length = cache.shape[-2], new.shape[-2]
-    new = ops.cast(ops.reshape(new, (*cache.shape[:-2], *new.shape[-2:])), cache.dtype)
-    if BACKEND == "torch":
-        if torch.is_grad_enabled():
-            cache = cache.clone()
-        places = (torch.arange(length, device=cache.device) + start) % slots
-        return cache.index_copy_(-2, places, new)
-    zero, first = ops.zeros_like(start), start % slots
-    zeros = [zero] * (len(cache.shape) - 2)
-    if length == 1:
-        return ops.slice_update(cache, (*zeros, first, zero), new)
-    # A stretch up to the last slot and one from the first: what is not new in them stays.
-    for place in ops.minimum(first, slots - length), zero:
-        at = (*zeros, place, zero)
-        behind = (place + ops.arange(length, dtype="int32") - first) % slots
-        moved = ops.take(new, ops.minimum(behind, length - 1), axis=-2)
-        mixed = ops.where((behind < length)[:, None], moved, ops.slice(cache, at, new.shape))
-        cache = ops.slice_update(cache, at, mixed)
-    return cache
-
-
-def put(row, column, place):
-    """`row` (B, S) with `column` (B, 1) at slot `place`; as in `write`, torch changes it."""
-    return write(row[..., None], column[..., None], place)[..., 0]
 
 
 def with_dense_gradient(table):

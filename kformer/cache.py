@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from keras import ops
 
-from kformer import backend
+from kformer import kernels
 
 
 class KeysValues(NamedTuple):
@@ -31,7 +31,7 @@ class KeysValues(NamedTuple):
         if self.keys is None:
             return KeysValues(keys, values)
         return KeysValues(
-            backend.write(self.keys, keys, start), backend.write(self.values, values, start)
+            kernels.write(self.keys, keys, start), kernels.write(self.values, values, start)
         )
 
     def resize(self, slots, last, shift=None):
