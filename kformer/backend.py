@@ -41,7 +41,9 @@ def is_concrete(x) -> bool:
         return not isinstance(x, jax.core.Tracer)
     if BACKEND == "tensorflow":
         return isinstance(x, tf.__internal__.EagerTensor)
-    return x.device.type != "meta" and not torch.compiler.is_compiling()
+    if BACKEND == "torch":
+        return x.device.type != "meta" and not torch.compiler.is_compiling()
+    return False  # on OpenVINO a tensor is the graph that would compute it
 
 
 def with_dense_gradient(table):

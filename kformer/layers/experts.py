@@ -118,7 +118,7 @@ class MixtureOfExperts(layers.Layer):
         return chosen[..., None] == ops.arange(self.num_experts, dtype=chosen.dtype)
 
     def experts(self, x):
-        """(E, C, D) or (1, C, D) → (E, C, D): each expert on its own tokens, or all on the same."""
+        """(E, C, D) → (E, C, D): each expert on its own tokens."""
         inner = ops.matmul(x, self.gate if self.gated else self.up)
         inner = activate(inner, self.activation)
         if self.gated:
@@ -128,8 +128,8 @@ class MixtureOfExperts(layers.Layer):
     def dense(self, x, gates, chosen):
         """Every expert on every token: the sum is exact, nothing can be dropped."""
         combine = ops.sum(ops.where(self.is_chosen(chosen), gates[..., None], 0.0), axis=1)  # (M, E)
-        out = self.experts(x[None])
-        return ops.einsum("me,emd->md", ops.cast(combine, out.dtype), out)
+        out = self.experts(ops.broadcast_to(x, (self.num_experts, *ops.shape(x))))
+        return ops.matmul(ops.cast(combine, out.dtype)[:, None], ops.swapaxes(out, 0, 1))[:, 0]
 
     def dispatch(self, x, gates, chosen, real):
         """Each expert on at most C tokens. Also which choices (M, k) were kept.
