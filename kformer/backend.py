@@ -151,6 +151,42 @@ def _note_down(function, inputs):
     return noted, structure[-1]
 
 
+def program(function, layer, specs):
+    """On torch: function(*tensors), which calls the layer, as a `torch.export` program that holds
+    for every size of the axes that are None in the specs, or an error."""
+
+    class Traced(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = layer  # its weights are the program's
+
+        def forward(self, *tensors):
+            return function(*tensors)
+
+    # Sizes that stand for all others: 0 and 1 would mean more than that.
+    sizes = [[2 + i + axis if n is None else n for axis, n in enumerate(spec.shape)]
+             for i, spec in enumerate(specs)]  # fmt: skip
+    any_size = [{axis: torch.export.Dim.DYNAMIC for axis, n in enumerate(spec.shape) if n is None}
+                for spec in specs]  # fmt: skip
+    for size in sizes:
+        size[0] = sizes[0][0]  # rows are rows
+    tensors = [ops.ones(size, spec.dtype) for size, spec in zip(sizes, specs, strict=True)]
+    with torch.no_grad():
+        shapes = (tuple(any_size),)
+        return torch.export.export(Traced(), tuple(tensors), dynamic_shapes=shapes, strict=False)
+
+
+def save_program(program, path, **options):
+    torch.export.save(program, path, **options)
+
+
+def save_onnx(program, path, specs, **options):
+    """On torch: a program as an ONNX file, whose inputs and axes have the names of the specs."""
+    axes = [{0: "batch", 1: "length" if len(specs) == 1 else f"{name}_length"} for name in specs]
+    given = dict(input_names=list(specs), dynamic_shapes=(tuple(axes),), verbose=False)
+    torch.onnx.export(program, **given, **options).save(path)
+
+
 def compiles_loops() -> bool:
     """True where a loop is part of what is compiled; on torch it is Python's."""
     return BACKEND in ("jax", "tensorflow")

@@ -127,9 +127,10 @@ class MixtureOfExperts(layers.Layer):
 
     def dense(self, x, gates, chosen):
         """Every expert on every token: the sum is exact, nothing can be dropped."""
-        combine = ops.sum(ops.where(self.is_chosen(chosen), gates[..., None], 0.0), axis=1)  # (M, E)
+        shares = ops.where(self.is_chosen(chosen), gates[..., None], 0.0)
+        combine = ops.cast(ops.sum(shares, axis=1), x.dtype)  # (M, E)
         out = self.experts(ops.broadcast_to(x, (self.num_experts, *ops.shape(x))))
-        return ops.matmul(ops.cast(combine, out.dtype)[:, None], ops.swapaxes(out, 0, 1))[:, 0]
+        return ops.matmul(combine[:, None], ops.swapaxes(out, 0, 1))[:, 0]
 
     def dispatch(self, x, gates, chosen, real):
         """Each expert on at most C tokens. Also which choices (M, k) were kept.

@@ -16,7 +16,8 @@ from kformer.layers.experts import MixtureOfExperts
 from kformer.layers.positions import AlibiBias, RelativeBias
 from kformer.models import feeding, resuming
 from kformer.models.compiling import accumulating, default_optimizer, public_names
-from kformer.models.inputs import check_labels
+from kformer.models.exporting import Exports
+from kformer.models.inputs import check_labels, checked_before, to_arrays
 from kformer.serialization import Configured
 from kformer.text import Tokenizer
 from kformer.text.foreign import adapt
@@ -26,7 +27,7 @@ from kformer.training.metrics import TokenMean
 TAKES_INTEGERS = (TokenEmbedding, Table, AlibiBias, RelativeBias)
 
 
-class Transformer(Configured, keras.Model):
+class Transformer(Configured, Exports, keras.Model):
     """Base of the models. A subclass makes its layers and calls `self.build()` last, so that
     `load_weights` always has something to load into."""
 
@@ -300,24 +301,6 @@ class Transformer(Configured, keras.Model):
     def predict_on_batch(self, x):
         self.check_batch(x)
         return super().predict_on_batch(x)
-
-
-@contextlib.contextmanager
-def checked_before():
-    """Inside, models take inputs as they are: somebody has looked at them. Looking once more would
-    cost a device a stop, and Keras infers shapes from inputs that it makes up."""
-    token = inside_a_model.set(True)
-    try:
-        yield
-    finally:
-        inside_a_model.reset(token)
-
-
-def to_arrays(inputs):
-    """Lists of rows as arrays, also inside of dicts."""
-    if isinstance(inputs, dict):
-        return {key: to_arrays(value) for key, value in inputs.items()}
-    return np.asarray(inputs) if isinstance(inputs, (list, tuple)) else inputs
 
 
 def with_special_ids(config, tokenizer, size_field="vocabulary_size"):

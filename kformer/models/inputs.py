@@ -4,13 +4,27 @@ Inside a compiled step nothing can be raised any more, so batches are checked on
 they enter. Letters: B batch, T tokens.
 """
 
+import contextlib
+
 import keras
 import numpy as np
 
 from kformer import backend, masks
 from kformer.config import check_whole
+from kformer.layers.embedding import inside_a_model
 
 OPTIONAL = ("padding_mask", "positions", "segments", "prefix", "token_types")
+
+
+@contextlib.contextmanager
+def checked_before():
+    """Inside, models take inputs as they are: somebody has looked at them. Looking once more would
+    cost a device a stop, and Keras infers shapes from inputs that it makes up."""
+    token = inside_a_model.set(True)
+    try:
+        yield
+    finally:
+        inside_a_model.reset(token)
 
 
 def unpack(inputs):
@@ -129,6 +143,13 @@ def check_labels(labels, classes, shape=None):
         raise ValueError(f"labels must be integers, got dtype {array.dtype}")
     if array.size and array.max() >= classes:
         raise ValueError(f"labels must be below {classes}, got {array.max()}")
+
+
+def to_arrays(inputs):
+    """Lists of rows as arrays, also inside of dicts."""
+    if isinstance(inputs, dict):
+        return {key: to_arrays(value) for key, value in inputs.items()}
+    return np.asarray(inputs) if isinstance(inputs, (list, tuple)) else inputs
 
 
 def to_inputs(given, tokenizer, config):
