@@ -12,6 +12,7 @@ import numpy as np
 from keras import ops
 
 BACKEND = keras.backend.backend()
+TRAINS = "tensorflow", "jax", "torch"
 
 if BACKEND == "torch":
     import torch
@@ -29,6 +30,14 @@ def set_seed(seed):
         torch.manual_seed(seed)
     elif BACKEND == "tensorflow":
         tf.random.set_seed(seed)
+
+
+def refuse_training(name):
+    """ValueError on a backend that has no gradients."""
+    if BACKEND not in TRAINS:
+        raise ValueError(
+            f"{name} must be run with KERAS_BACKEND={' or '.join(TRAINS)}, got {BACKEND}"
+        )
 
 
 def is_concrete(x) -> bool:
@@ -96,7 +105,7 @@ class Compiled:
                 return counted(*inputs)
 
         self.layer, self.variables, self.function = layer, variables, counted
-        self.noted, self.count = {}, 0
+        self.noted, self.values, self.count = {}, [], 0
         if BACKEND == "jax":
             self.function = jax.jit(pure, donate_argnums=() if takes is None else (1 + takes,))
         elif BACKEND == "tensorflow":
@@ -107,22 +116,34 @@ class Compiled:
             variables = self.layer.variables if self.variables is None else self.variables
             return self.function([v.value for v in variables], *inputs)
         # Arrays become tensors: as arrays they would be constants of what is compiled.
-        inputs = keras.tree.map_structure(ops.convert_to_tensor, inputs)
-        if BACKEND != "torch":
+        as_input = to_numpy if BACKEND == "openvino" else ops.convert_to_tensor
+        inputs = keras.tree.map_structure(as_input, inputs)
+        if BACKEND not in ("torch", "openvino"):
             return self.function(*inputs)
-        with torch.no_grad():
+        with no_gradient():
             operations, structure = self.operations(inputs)
             return keras.tree.pack_sequence_as(structure, operations(*keras.tree.flatten(inputs)))
 
     def operations(self, inputs):
-        """On torch: what was noted down for these shapes, and the structure of what comes out."""
+        """On torch and OpenVINO: what was noted down for these shapes, and the structure of what
+        comes out."""
+        if BACKEND == "openvino":  # whatever weights were there is in what was compiled
+            values = [v.value for v in self.layer.variables]
+            if list(map(id, values)) != list(map(id, self.values)):
+                self.noted, self.values = {}, values
         shapes = tuple((x.shape, x.dtype) for x in keras.tree.flatten(inputs))
         if shapes not in self.noted:
-            self.noted[shapes] = _note_down(self.function, inputs)
+            note_down = _note_down if BACKEND == "torch" else _openvino_graph
+            self.noted[shapes] = note_down(self.function, inputs)
         return self.noted[shapes]
 
     def repeat(self, more, state, fixed):
-        """On torch: state = function(layer, state, fixed), once and as long as more(state)."""
+        """state = function(layer, state, fixed), once and as long as more(state): where a loop is
+        Python's."""
+        if BACKEND != "torch":
+            while more(state := self(state, fixed)):
+                pass
+            return state
         state, fixed = keras.tree.map_structure(ops.convert_to_tensor, (state, fixed))
         with torch.no_grad():
             operations, structure = self.operations((state, fixed))
@@ -149,6 +170,23 @@ def _note_down(function, inputs):
     noted.graph.eliminate_dead_code()
     noted.recompile()
     return noted, structure[-1]
+
+
+def _openvino_graph(function, inputs):
+    """The same for OpenVINO, compiled, in float32: of arrays, giving arrays."""
+    import openvino
+
+    made = [openvino.opset16.parameter(x.shape, x.dtype) for x in keras.tree.flatten(inputs)]
+    tensor = type(ops.convert_to_tensor(0.0))
+    out = function(*keras.tree.pack_sequence_as(inputs, [tensor(one.output(0)) for one in made]))
+    ends = [ops.convert_to_tensor(x).output for x in keras.tree.flatten(out)]
+    model = openvino.Model(ends, made)
+    compiled = openvino.compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+
+    def operations(*arrays):
+        return compiled(list(arrays), share_outputs=False).to_tuple()
+
+    return operations, keras.tree.map_structure(lambda _: 0, out)
 
 
 def program(function, layer, specs):

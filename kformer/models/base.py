@@ -34,6 +34,7 @@ class Transformer(Configured, Exports, keras.Model):
     def __init__(self, config, tokenizer=None, remat=None, **kwargs):
         super().__init__(**kwargs)
         self.autocast = False  # a cache keeps its precision; layers cast what they compute with
+        self.supports_jit = backend.BACKEND != "openvino"  # see `make_predict_function`
         if remat not in (None, "block"):
             raise ValueError(f"remat must be None or 'block', got {remat!r}")
         self.remember(config, remat=remat)
@@ -239,6 +240,7 @@ class Transformer(Configured, Exports, keras.Model):
 
     def fit(self, *args, **kwargs):
         """Keras' fit; see `compile` about `accumulate`."""
+        backend.refuse_training("fit")
         given = inspect.signature(super().fit).bind(*args, **kwargs).arguments
         if given.get("validation_data") is not None:
             given["validation_data"] = self._checked_validation(given["validation_data"])
@@ -279,6 +281,18 @@ class Transformer(Configured, Exports, keras.Model):
         with self.running(*self.variables):
             return super().predict(x, *args, **kwargs)
 
+    def make_predict_function(self, force=False):
+        """Keras', but on OpenVINO, where that computes in bfloat16 if the processor can, and goes
+        on with the weights of the first batch after they were changed."""
+        super().make_predict_function(force)
+        if backend.BACKEND == "openvino":
+            self.predict_function = self.predict_batches
+
+    def predict_batches(self, batches):
+        inputs = [keras.utils.unpack_x_y_sample_weight(batch)[0] for batch in batches]
+        found = [self.run_compiled(forward, x) for x in inputs]
+        return keras.tree.map_structure(lambda *parts: np.concatenate(parts), *found)
+
     def _checked(self, x, y=None):
         if isinstance(x, feeding.CheckedDataset):
             return x
@@ -288,6 +302,7 @@ class Transformer(Configured, Exports, keras.Model):
         return feeding.feed(x, self.check_batch)
 
     def train_on_batch(self, x, y=None, *args, **kwargs):
+        backend.refuse_training("train_on_batch")
         if self.accumulate > 1:  # a batch by itself does not know the others of its group
             raise ValueError(f"train_on_batch needs accumulate=1, got {self.accumulate}: use fit")
         self.check_batch(x, y)
@@ -301,6 +316,10 @@ class Transformer(Configured, Exports, keras.Model):
     def predict_on_batch(self, x):
         self.check_batch(x)
         return super().predict_on_batch(x)
+
+
+def forward(model, inputs):
+    return model(inputs, training=False)
 
 
 def with_special_ids(config, tokenizer, size_field="vocabulary_size"):
