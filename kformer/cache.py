@@ -47,11 +47,11 @@ class KeysValues(NamedTuple):
             more = ((0, 0), (0, 0), (0, slots - size), (0, 0))
             return KeysValues(*(ops.pad(x, more) for x in self))
         if shift is None:
-            numbers = last - (last - ops.arange(slots, dtype="int32")) % slots
-            return KeysValues(*(ops.take(x, numbers % size, axis=2) for x in self))
+            numbers = last - ops.mod(last - ops.arange(slots, dtype="int32"), slots)
+            return KeysValues(*(ops.take(x, ops.mod(numbers, size), axis=2) for x in self))
         last, shift = (last + shift)[:, None], shift[:, None]
-        numbers = last - (last - ops.arange(slots, dtype="int32")) % slots - shift
-        index = (numbers % size)[:, None, :, None]
+        numbers = last - ops.mod(last - ops.arange(slots, dtype="int32"), slots) - shift
+        index = ops.mod(numbers, size)[:, None, :, None]
         return KeysValues(*(ops.take_along_axis(x, index, axis=2) for x in self))
 
     def cast(self, dtype):

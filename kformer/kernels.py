@@ -77,7 +77,8 @@ def write(cache, new, start):
     # A stretch up to the last slot and one from the first: what is not new in them stays.
     for place in ops.minimum(first, slots - length), zero:
         at = (*zeros, place, zero)
-        behind = (place + ops.arange(length, dtype="int32") - first) % slots
+        # `%` of a number below zero is another one on OpenVINO.
+        behind = ops.mod(place + ops.arange(length, dtype="int32") - first, slots)
         moved = ops.take(new, ops.minimum(behind, length - 1), axis=-2)
         mixed = ops.where((behind < length)[:, None], moved, ops.slice(cache, at, new.shape))
         cache = ops.slice_update(cache, at, mixed)
