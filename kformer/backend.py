@@ -1,7 +1,7 @@
 """What Keras has no words for: this file and `kernels.py` are the only ones that name a backend.
 
-Compiled functions, gradients of a function, recomputation of activations, and whether a tensor
-holds numbers or is still a symbol of a traced function.
+Compiled functions, gradients of a function, and whether a tensor holds numbers or is still a
+symbol of a traced function.
 """
 
 import contextlib
@@ -35,9 +35,8 @@ def set_seed(seed):
 def refuse_training(name):
     """ValueError on a backend that has no gradients."""
     if BACKEND not in TRAINS:
-        raise ValueError(
-            f"{name} must be run with KERAS_BACKEND={' or '.join(TRAINS)}, got {BACKEND}"
-        )
+        rule = f"{name} needs gradients: KERAS_BACKEND must be one of {', '.join(TRAINS)}"
+        raise ValueError(f"{rule}, got {BACKEND}")
 
 
 def is_concrete(x) -> bool:
@@ -53,32 +52,6 @@ def is_concrete(x) -> bool:
     if BACKEND == "torch":
         return x.device.type != "meta" and not torch.compiler.is_compiling()
     return False  # on OpenVINO a tensor is the graph that would compute it
-
-
-def with_dense_gradient(table):
-    """The same tensor, whose gradient is a tensor even if only some of its rows were read. On
-    TensorFlow it would be a list of rows, in which Keras' optimizers of the Adam family square each
-    occurrence of an id by itself: other updates than on the other backends."""
-    if BACKEND != "tensorflow":
-        return table
-
-    @tf.custom_gradient
-    def same(x):
-        return tf.identity(x), tf.convert_to_tensor
-
-    return same(tf.convert_to_tensor(table))
-
-
-def recomputed(function, *tensors):
-    """function(*tensors), whose inner values are computed again for the gradient. It must be pure:
-    tensors in, a tuple of tensors out; randomness comes in as seeds."""
-    if BACKEND == "jax":
-        return jax.checkpoint(function)(*tensors)
-    if BACKEND == "tensorflow":
-        return tf.recompute_grad(function)(*tensors)
-    if BACKEND == "torch":
-        return torch.utils.checkpoint.checkpoint(function, *tensors, use_reentrant=False)
-    return function(*tensors)
 
 
 class Compiled:
@@ -180,6 +153,8 @@ def _openvino_graph(function, inputs):
     tensor = type(ops.convert_to_tensor(0.0))
     out = function(*keras.tree.pack_sequence_as(inputs, [tensor(one.output(0)) for one in made]))
     ends = [ops.convert_to_tensor(x).output for x in keras.tree.flatten(out)]
+    if openvino.Type.bf16 in [x.get_element_type() for x in ends]:
+        raise ValueError("on openvino a cache and outputs must not be bfloat16, got bfloat16")
     model = openvino.Model(ends, made)
     compiled = openvino.compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
 

@@ -1,5 +1,5 @@
 """Operations that Keras' ops do not cover, or that a backend has a better way for: the fused
-attention kernel, and writing a cache in place."""
+attention kernel, writing a cache in place, gradients that are tensors, and recomputation."""
 
 import functools
 
@@ -11,6 +11,8 @@ if BACKEND == "torch":
     import torch
 elif BACKEND == "jax":
     import jax
+elif BACKEND == "tensorflow":
+    import tensorflow as tf
 
 
 def fused_attention(query, key, value, visible, bias, scale):
@@ -88,3 +90,29 @@ def write(cache, new, start):
 def put(row, column, place):
     """`row` (B, S) with `column` (B, 1) at slot `place`; as in `write`, torch changes it."""
     return write(row[..., None], column[..., None], place)[..., 0]
+
+
+def with_dense_gradient(table):
+    """The same tensor, whose gradient is a tensor even if only some of its rows were read. On
+    TensorFlow it would be a list of rows, in which Keras' optimizers of the Adam family square each
+    occurrence of an id by itself: other updates than on the other backends."""
+    if BACKEND != "tensorflow":
+        return table
+
+    @tf.custom_gradient
+    def same(x):
+        return tf.identity(x), tf.convert_to_tensor
+
+    return same(tf.convert_to_tensor(table))
+
+
+def recomputed(function, *tensors):
+    """function(*tensors), whose inner values are computed again for the gradient. It must be pure:
+    tensors in, a tuple of tensors out; randomness comes in as seeds."""
+    if BACKEND == "jax":
+        return jax.checkpoint(function)(*tensors)
+    if BACKEND == "tensorflow":
+        return tf.recompute_grad(function)(*tensors)
+    if BACKEND == "torch":
+        return torch.utils.checkpoint.checkpoint(function, *tensors, use_reentrant=False)
+    return function(*tensors)

@@ -4,6 +4,7 @@
 blocks) inherits it. All other layers take plain arguments, for which Keras writes it.
 """
 
+import h5py
 import keras
 
 from kformer.config import Config
@@ -72,3 +73,16 @@ class Configured:
         if isinstance(config.get("dtype"), dict):
             config["dtype"] = keras.dtype_policies.deserialize(config["dtype"])
         return cls(**config)
+
+
+def refuse_leftovers(model, path):
+    """ValueError if a file holds more weights than the model has, before any is loaded."""
+    names = []
+    with h5py.File(path) as file:
+        file.visititems(lambda name, item: names.append(name) if hasattr(item, "shape") else None)
+    names = [name for name in names if not name.startswith("optimizer/")]
+    if len(names) > len(model.weights):
+        parts = dict.fromkeys(name.split("/")[0] for name in names)
+        extra = [part for part in parts if getattr(model, part, None) is None]
+        counts = f"the model has {len(model.weights)} weights, the file {len(names)}"
+        raise ValueError(f"weights must all have a place: {counts}; without one: {extra}")

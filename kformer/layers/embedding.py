@@ -7,7 +7,7 @@ import keras
 import numpy as np
 from keras import initializers, layers, ops
 
-from kformer import backend
+from kformer import backend, kernels
 from kformer.serialization import child_policy, register
 
 inside_a_model = contextvars.ContextVar("kformer_inside_a_model", default=False)
@@ -54,7 +54,7 @@ class Table(layers.ReversibleEmbedding):
             return super().call(inputs, reverse=True)
         valid = ops.logical_and(inputs >= 0, inputs < self.input_dim)
         index = ops.where(valid, inputs, ops.zeros_like(inputs))
-        rows = ops.take(backend.with_dense_gradient(self.embeddings), index, axis=0)
+        rows = ops.take(kernels.with_dense_gradient(self.embeddings), index, axis=0)
         rows = ops.cast(rows, self.compute_dtype)
         return ops.where(valid[..., None], rows, ops.cast(np.nan, rows.dtype))
 

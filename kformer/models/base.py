@@ -4,7 +4,6 @@ import contextlib
 import inspect
 import warnings
 
-import h5py
 import keras
 import numpy as np
 from keras import ops
@@ -18,7 +17,7 @@ from kformer.models import feeding, resuming
 from kformer.models.compiling import accumulating, default_optimizer, public_names
 from kformer.models.exporting import Exports
 from kformer.models.inputs import check_labels, checked_before, to_arrays
-from kformer.serialization import Configured
+from kformer.serialization import Configured, refuse_leftovers
 from kformer.text import Tokenizer
 from kformer.text.foreign import adapt
 from kformer.training.losses import TokenCrossentropy, counted
@@ -337,16 +336,3 @@ def with_special_ids(config, tokenizer, size_field="vocabulary_size"):
         elif theirs is not None and mine != theirs:
             raise ValueError(f"{name} must be the tokenizer's, {theirs}, got config.{name}={mine}")
     return config.replace(**changes)
-
-
-def refuse_leftovers(model, path):
-    """ValueError if a file holds more weights than the model has, before any is loaded."""
-    names = []
-    with h5py.File(path) as file:
-        file.visititems(lambda name, item: names.append(name) if hasattr(item, "shape") else None)
-    names = [name for name in names if not name.startswith("optimizer/")]
-    if len(names) > len(model.weights):
-        parts = dict.fromkeys(name.split("/")[0] for name in names)
-        extra = [part for part in parts if getattr(model, part, None) is None]
-        counts = f"the model has {len(model.weights)} weights, the file {len(names)}"
-        raise ValueError(f"weights must all have a place: {counts}; without one: {extra}")
