@@ -164,9 +164,12 @@ def _openvino_graph(function, inputs):
     return operations, keras.tree.map_structure(lambda _: 0, out)
 
 
-def program(function, layer, specs):
-    """On torch: function(*tensors), which calls the layer, as a `torch.export` program that holds
-    for every size of the axes that are None in the specs, or an error."""
+def program(function, layer, shapes, dtypes):
+    """On torch: function(*tensors), which calls the layer, as a `torch.export` program.
+
+    shapes: of each tensor; an axis with a name instead of a number may have any size, the same
+        wherever the name stands. Where the operations would not hold for all sizes, torch raises.
+    """
 
     class Traced(torch.nn.Module):
         def __init__(self):
@@ -176,27 +179,30 @@ def program(function, layer, specs):
         def forward(self, *tensors):
             return function(*tensors)
 
-    # Sizes that stand for all others: 0 and 1 would mean more than that.
-    sizes = [[2 + i + axis if n is None else n for axis, n in enumerate(spec.shape)]
-             for i, spec in enumerate(specs)]  # fmt: skip
-    any_size = [{axis: torch.export.Dim.DYNAMIC for axis, n in enumerate(spec.shape) if n is None}
-                for spec in specs]  # fmt: skip
-    for size in sizes:
-        size[0] = sizes[0][0]  # rows are rows
-    tensors = [ops.ones(size, spec.dtype) for size, spec in zip(sizes, specs, strict=True)]
+    names = dict.fromkeys(n for shape in shapes for n in shape if isinstance(n, str))
+    sizes = {name: 2 + i for i, name in enumerate(names)}  # 0 and 1 would mean more than a size
+    tensors = [
+        ops.ones([sizes.get(n, n) for n in shape], dtype)
+        for shape, dtype in zip(shapes, dtypes, strict=True)
+    ]
+    free = [dict.fromkeys(named_axes(shape), torch.export.Dim.DYNAMIC) for shape in shapes]
+    given = dict(dynamic_shapes=(tuple(free),), strict=False)
     with torch.no_grad():
-        shapes = (tuple(any_size),)
-        return torch.export.export(Traced(), tuple(tensors), dynamic_shapes=shapes, strict=False)
+        return torch.export.export(Traced(), tuple(tensors), **given)
+
+
+def named_axes(shape):
+    return {axis: n for axis, n in enumerate(shape) if isinstance(n, str)}
 
 
 def save_program(program, path, **options):
     torch.export.save(program, path, **options)
 
 
-def save_onnx(program, path, specs, **options):
-    """On torch: a program as an ONNX file, whose inputs and axes have the names of the specs."""
-    axes = [{0: "batch", 1: "length" if len(specs) == 1 else f"{name}_length"} for name in specs]
-    given = dict(input_names=list(specs), dynamic_shapes=(tuple(axes),), verbose=False)
+def save_onnx(program, path, names, shapes, **options):
+    """On torch: a program as an ONNX file, with names for its inputs and their axes."""
+    axes = tuple(map(named_axes, shapes))
+    given = dict(input_names=names, dynamic_shapes=(axes,), verbose=False)
     torch.onnx.export(program, **given, **options).save(path)
 
 

@@ -1,7 +1,8 @@
 """How kformer's classes are written down and read again.
 
 `Configured` is the one `get_config` of the library: whatever is built from a `Config` (models and
-blocks) inherits it. All other layers take plain arguments, for which Keras writes it.
+blocks) inherits it. All other layers take plain arguments, for which Keras writes it. And a file
+of weights for another model is refused.
 """
 
 import h5py

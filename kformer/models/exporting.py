@@ -59,6 +59,8 @@ class Exports:
             if backend.BACKEND == "torch":
                 write_traced(self, str(beside), format, signature, options)
             else:
+                if backend.BACKEND == "jax":
+                    options = {"jax2tf_kwargs": jax_shapes(self, signature), **options}
                 given = dict(format=format, verbose=False, input_signature=[signature])
                 super().export(str(beside), **given, **options)
         if verbose is not False:
@@ -110,34 +112,45 @@ def checked_signature(model, signature, format):
     return signature
 
 
+def described(model, signature):
+    """The name of every input, in the order of `tree.flatten`; its shape, in which an axis of any
+    size has a name (what belongs to one text has one length); and its dtype."""
+    names, shapes, dtypes = [], [], []
+    for path, spec in tree.flatten_with_path(signature):
+        names.append("_".join(path) or "ids")
+        axes = "batch", f"{path[0]}_length" if model.has_source else "length"
+        shapes.append([axes[axis] if n is None else n for axis, n in enumerate(spec.shape)])
+        dtypes.append(spec.dtype)
+    return names, shapes, dtypes
+
+
+def jax_shapes(model, signature):
+    """The same for jax2tf: Keras takes every length for another one."""
+    _, shapes, _ = described(model, signature)
+    shapes = [f"({', '.join(map(str, shape))})" for shape in shapes]
+    return {"polymorphic_shapes": [tree.pack_sequence_as(signature, shapes)]}
+
+
 def write_traced(model, path, format, signature, options):
     """On torch: the operations of the model with any batch and length, in one of the formats."""
-    flat = named(signature)
+    names, shapes, dtypes = described(model, signature)
 
     def call(*tensors):
         return model(tree.pack_sequence_as(signature, tensors), training=False)
 
-    program = backend.program(call, model, list(flat.values()))
+    program = backend.program(call, model, shapes, dtypes)
     if format == "onnx":
-        backend.save_onnx(program, path, flat, **options)
+        backend.save_onnx(program, path, names, shapes, **options)
     elif format == "torch":
         backend.save_program(program, path, **options)
     else:
         import openvino
 
         made = openvino.convert_model(program, **options)
-        for port, name in zip(made.inputs, flat, strict=True):
+        for port, name in zip(made.inputs, names, strict=True):
             port.get_node().set_friendly_name(name)
             port.set_names({name})
         openvino.serialize(made, path)
-
-
-def named(signature):
-    """{name: spec}, in the order of `tree.flatten`; what lies in a dict in a dict is "a_b"."""
-    if not isinstance(signature, dict):
-        return {getattr(signature, "name", None) or "ids": signature}
-    paths = tree.flatten_with_path(signature)
-    return {"_".join(map(str, path)): spec for path, spec in paths}
 
 
 @contextlib.contextmanager
