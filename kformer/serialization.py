@@ -2,12 +2,13 @@
 
 `Composite` writes what was done to the parts of a layer since it was made: quantized, given
 adapters, frozen. `Configured` adds the `Config` that models and blocks are built from; all other
-layers take plain arguments, which Keras writes.
+layers take plain arguments, which Keras writes. And a file of weights for another model is refused.
 """
 
 import contextlib
 import contextvars
 
+import h5py
 import keras
 
 from kformer.config import Config
@@ -152,3 +153,16 @@ class Configured(Composite):
 
     def get_config(self):
         return {**super().get_config(), "config": self.config.to_dict(), **self._arguments}
+
+
+def refuse_leftovers(model, path):
+    """ValueError if a file holds more weights than the model has, before any is loaded."""
+    names = []
+    with h5py.File(path) as file:
+        file.visititems(lambda name, item: names.append(name) if hasattr(item, "shape") else None)
+    names = [name for name in names if not name.startswith("optimizer/")]
+    if len(names) > len(model.weights):
+        parts = dict.fromkeys(name.split("/")[0] for name in names)
+        extra = [part for part in parts if getattr(model, part, None) is None]
+        counts = f"the model has {len(model.weights)} weights, the file {len(names)}"
+        raise ValueError(f"weights must all have a place: {counts}; without one: {extra}")

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from keras import layers, ops
 
-from kformer import backend, masks
+from kformer import backend, kernels, masks
 from kformer.cache import KeysValues
 from kformer.layers.add_norm import make_dropout
 from kformer.layers.feedforward import Project
@@ -301,7 +301,7 @@ class MultiHeadAttention(Composite, layers.Layer):
         keys, values = (ops.cast(x, query.dtype) for x in memory)
         plain = scores_wanted or self.softcap is not None or self.sinks
         if not (plain or (training and self.rate > 0)):
-            out = backend.fused_attention(query, keys, values, visible, bias, self.scale)
+            out = kernels.fused_attention(query, keys, values, visible, bias, self.scale)
             if out is not None:
                 return out, None
         sink = self.sink if self.sinks else None

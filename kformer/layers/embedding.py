@@ -7,7 +7,7 @@ import keras
 import numpy as np
 from keras import initializers, layers, ops
 
-from kformer import backend
+from kformer import backend, kernels
 from kformer.serialization import Composite, child_policy, register
 
 inside_a_model = contextvars.ContextVar("kformer_inside_a_model", default=False)
@@ -88,7 +88,7 @@ class Table(layers.ReversibleEmbedding):
         return ops.where(valid[..., None], rows, ops.cast(np.nan, rows.dtype))
 
     def take(self, index):
-        rows = ops.take(backend.with_dense_gradient(self.embeddings), index, axis=0)
+        rows = ops.take(kernels.with_dense_gradient(self.embeddings), index, axis=0)
         return ops.cast(rows, self.compute_dtype)
 
     def quantize(self, mode=None, type_check=True, config=None):

@@ -109,13 +109,17 @@ class MixtureOfExperts(Composite, layers.Layer):
         chances = ops.softmax(logits, axis=-1)
         wish = chances if self.choice_bias is None else chances + self.choice_bias
         _, chosen = ops.top_k(ops.stop_gradient(wish), self.experts_per_token)
-        gates = ops.take_along_axis(chances, chosen, axis=-1)
+        gates = ops.sum(ops.where(self.is_chosen(chosen), chances[:, None], 0.0), axis=-1)
         if self.experts_per_token > 1:  # alone, a gate of 1 would give the router no gradient
             gates = gates / ops.sum(gates, axis=-1, keepdims=True)
         return ops.where(real[:, None], gates, 0.0), chosen, logits, chances
 
+    def is_chosen(self, chosen):
+        """(M, k, E), True = the expert is the token's choice of that rank."""
+        return chosen[..., None] == ops.arange(self.num_experts, dtype=chosen.dtype)
+
     def experts(self, x):
-        """(E, C, D) or (1, C, D) → (E, C, D): each expert on its own tokens, or all on the same."""
+        """(E, C, D) → (E, C, D): each expert on its own tokens."""
         inner = ops.matmul(x, self.gate if self.gated else self.up)
         inner = activate(inner, self.activation)
         if self.gated:
@@ -124,10 +128,10 @@ class MixtureOfExperts(Composite, layers.Layer):
 
     def dense(self, x, gates, chosen):
         """Every expert on every token: the sum is exact, nothing can be dropped."""
-        choices = chosen[..., None] == ops.arange(self.num_experts, dtype=chosen.dtype)
-        combine = ops.sum(ops.where(choices, gates[..., None], 0.0), axis=1)  # (M, E)
-        out = self.experts(x[None])
-        return ops.einsum("me,emd->md", ops.cast(combine, out.dtype), out)
+        shares = ops.where(self.is_chosen(chosen), gates[..., None], 0.0)
+        combine = ops.cast(ops.sum(shares, axis=1), x.dtype)  # (M, E)
+        out = self.experts(ops.broadcast_to(x, (self.num_experts, *ops.shape(x))))
+        return ops.matmul(combine[:, None], ops.swapaxes(out, 0, 1))[:, 0]
 
     def dispatch(self, x, gates, chosen, real):
         """Each expert on at most C tokens. Also which choices (M, k) were kept.

@@ -9,9 +9,15 @@ from kformer import backend, masks
 from kformer.layers.add_norm import make_norm
 from kformer.layers.feedforward import Project, activate
 from kformer.layers.heads import Bias
-from kformer.models.base import checked_before
 from kformer.models.decoding import Generates
-from kformer.models.inputs import align, real_tokens, to_inputs, unpack, up_to_bucket
+from kformer.models.inputs import (
+    align,
+    checked_before,
+    real_tokens,
+    to_inputs,
+    unpack,
+    up_to_bucket,
+)
 from kformer.models.seq2seq import Seq2Seq, with_target_ids
 from kformer.models.stack import Decoder, Encoder
 from kformer.models.tasks import Task

@@ -9,8 +9,7 @@ from keras import ops
 from kformer import backend
 from kformer.config import check_whole
 from kformer.data.ragged import Ragged, bucket_edges
-from kformer.models.base import checked_before
-from kformer.models.inputs import align
+from kformer.models.inputs import align, checked_before
 from kformer.models.stack import Stack
 
 POOLINGS = ("mean", "first", "last")
