@@ -32,9 +32,13 @@ _LATER = {
     "check": "laws",
     "compilations": "models.decoding",
     "embed": "models.sentences",
+    "enable_lora": "adapters.lora",
     "from_gguf": "interop.gguf_files",
     "from_hf": "interop.loading",
     "from_keras_hub": "interop.backbones",
+    "load_adapters": "adapters.files",
+    "merge_lora": "adapters.lora",
+    "save_adapters": "adapters.files",
     "to_hf": "interop.saving",
 }
 

@@ -1,11 +1,10 @@
-"""The only file that names a backend: what Keras' ops do not cover.
+"""What Keras has no words for: this file and `kernels.py` are the only ones that name a backend.
 
-The fused attention kernel, gradients of a function, recomputation of activations, writing a cache
-in place, and whether a tensor holds numbers or is still a symbol of a traced function.
+Compiled functions, gradients of a function, and whether a tensor holds numbers or is still a
+symbol of a traced function.
 """
 
 import contextlib
-import functools
 import random
 
 import keras
@@ -13,6 +12,7 @@ import numpy as np
 from keras import ops
 
 BACKEND = keras.backend.backend()
+TRAINS = "tensorflow", "jax", "torch"
 
 if BACKEND == "torch":
     import torch
@@ -32,6 +32,13 @@ def set_seed(seed):
         tf.random.set_seed(seed)
 
 
+def refuse_training(name):
+    """ValueError on a backend that has no gradients."""
+    if BACKEND not in TRAINS:
+        rule = f"{name} needs gradients: KERAS_BACKEND must be one of {', '.join(TRAINS)}"
+        raise ValueError(f"{rule}, got {BACKEND}")
+
+
 def is_concrete(x) -> bool:
     """True if x holds numbers now: not a Keras symbol, not a tracer, not a graph tensor."""
     if isinstance(x, (np.ndarray, np.generic, list, tuple)):
@@ -42,107 +49,9 @@ def is_concrete(x) -> bool:
         return not isinstance(x, jax.core.Tracer)
     if BACKEND == "tensorflow":
         return isinstance(x, tf.__internal__.EagerTensor)
-    return x.device.type != "meta" and not torch.compiler.is_compiling()
-
-
-def fused_attention(query, key, value, visible, bias, scale):
-    """softmax(Q·Kᵀ·scale + bias)·V by the backend's own kernel, or None where it has none here.
-
-    Args:
-        query: (B, N, T, H).
-        key, value: (B, K, S, H), or folded to (B · K, S, H); N is a multiple of K.
-        visible: boolean, broadcastable to (B, N, T, S). It reaches the kernel as booleans: as
-            large negative numbers they make wrong gradients in rows that see nothing.
-        bias: None, or broadcastable to (B, N, T, S).
-    Returns:
-        (B, N, T, H), zero in rows that see nothing, or None.
-    """
     if BACKEND == "torch":
-        return _torch_attention(query, key, value, visible, bias, scale)
-    if BACKEND == "jax" and jax.default_backend() != "cpu":
-        return _jax_attention(query, key, value, visible, bias, scale)
-    return None  # TensorFlow, and JAX on the CPU, have no kernel that beats the plain products
-
-
-def _torch_attention(query, key, value, visible, bias, scale):
-    mask = visible
-    if bias is not None:
-        bias = bias.to(query.dtype)
-        mask = bias if visible is None else torch.where(visible, bias, float("-inf"))
-    attend = torch.nn.functional.scaled_dot_product_attention
-    given = dict(attn_mask=mask, scale=scale, enable_gqa=query.shape[1] != key.shape[1])
-    return attend(query, key, value, **given)
-
-
-def _jax_attention(query, key, value, visible, bias, scale):
-    if key.ndim == 3:
-        key, value = (x.reshape(query.shape[0], -1, *x.shape[1:]) for x in (key, value))
-    query, key, value = (ops.swapaxes(x, 1, 2) for x in (query, key, value))
-    bias = None if bias is None else bias.astype(query.dtype)
-    attend = functools.partial(jax.nn.dot_product_attention, bias=bias, mask=visible, scale=scale)
-    try:
-        out = attend(query, key, value, implementation="cudnn")
-    except (NotImplementedError, RuntimeError, ValueError):  # no such device, dtype or shape
-        out = attend(query, key, value, implementation="xla")
-    out = ops.swapaxes(out, 1, 2)
-    if visible is None:
-        return out
-    return ops.where(ops.any(visible, axis=-1, keepdims=True), out, ops.zeros_like(out))
-
-
-def write(cache, new, start):
-    """`cache` (..., S, H) with `new` (..., T, H) at slots start, start + 1, ..., round and round.
-    On torch outside of training the cache itself is changed: a copy costs more than a token."""
-    slots, length = cache.shape[-2], new.shape[-2]
-    new = ops.cast(ops.reshape(new, (*cache.shape[:-2], *new.shape[-2:])), cache.dtype)
-    if BACKEND == "torch":
-        if torch.is_grad_enabled():
-            cache = cache.clone()
-        places = (torch.arange(length, device=cache.device) + start) % slots
-        return cache.index_copy_(-2, places, new)
-    zero, first = ops.zeros_like(start), start % slots
-    zeros = [zero] * (len(cache.shape) - 2)
-    if length == 1:
-        return ops.slice_update(cache, (*zeros, first, zero), new)
-    # A stretch up to the last slot and one from the first: what is not new in them stays.
-    for place in ops.minimum(first, slots - length), zero:
-        at = (*zeros, place, zero)
-        behind = (place + ops.arange(length, dtype="int32") - first) % slots
-        moved = ops.take(new, ops.minimum(behind, length - 1), axis=-2)
-        mixed = ops.where((behind < length)[:, None], moved, ops.slice(cache, at, new.shape))
-        cache = ops.slice_update(cache, at, mixed)
-    return cache
-
-
-def put(row, column, place):
-    """`row` (B, S) with `column` (B, 1) at slot `place`; as in `write`, torch changes it."""
-    return write(row[..., None], column[..., None], place)[..., 0]
-
-
-def with_dense_gradient(table):
-    """The same tensor, whose gradient is a tensor even if only some of its rows were read. On
-    TensorFlow it would be a list of rows, in which Keras' optimizers of the Adam family square each
-    occurrence of an id by itself: other updates than on the other backends."""
-    if BACKEND != "tensorflow":
-        return table
-
-    @tf.custom_gradient
-    def same(x):
-        return tf.identity(x), tf.convert_to_tensor
-
-    return same(tf.convert_to_tensor(table))
-
-
-def recomputed(function, *tensors):
-    """function(*tensors), whose inner values are computed again for the gradient. It must be pure:
-    tensors in, a tuple of tensors out; randomness comes in as seeds."""
-    if BACKEND == "jax":
-        return jax.checkpoint(function)(*tensors)
-    if BACKEND == "tensorflow":
-        return tf.recompute_grad(function)(*tensors)
-    if BACKEND == "torch":
-        return torch.utils.checkpoint.checkpoint(function, *tensors, use_reentrant=False)
-    return function(*tensors)
+        return x.device.type != "meta" and not torch.compiler.is_compiling()
+    return False  # on OpenVINO a tensor is the graph that would compute it
 
 
 class Compiled:
@@ -169,7 +78,7 @@ class Compiled:
                 return counted(*inputs)
 
         self.layer, self.variables, self.function = layer, variables, counted
-        self.noted, self.count = {}, 0
+        self.noted, self.values, self.count = {}, [], 0
         if BACKEND == "jax":
             self.function = jax.jit(pure, donate_argnums=() if takes is None else (1 + takes,))
         elif BACKEND == "tensorflow":
@@ -180,22 +89,34 @@ class Compiled:
             variables = self.layer.variables if self.variables is None else self.variables
             return self.function([v.value for v in variables], *inputs)
         # Arrays become tensors: as arrays they would be constants of what is compiled.
-        inputs = keras.tree.map_structure(ops.convert_to_tensor, inputs)
-        if BACKEND != "torch":
+        as_input = to_numpy if BACKEND == "openvino" else ops.convert_to_tensor
+        inputs = keras.tree.map_structure(as_input, inputs)
+        if BACKEND not in ("torch", "openvino"):
             return self.function(*inputs)
-        with torch.no_grad():
+        with no_gradient():
             operations, structure = self.operations(inputs)
             return keras.tree.pack_sequence_as(structure, operations(*keras.tree.flatten(inputs)))
 
     def operations(self, inputs):
-        """On torch: what was noted down for these shapes, and the structure of what comes out."""
+        """On torch and OpenVINO: what was noted down for these shapes, and the structure of what
+        comes out."""
+        if BACKEND == "openvino":  # whatever weights were there is in what was compiled
+            values = [v.value for v in self.layer.variables]
+            if list(map(id, values)) != list(map(id, self.values)):
+                self.noted, self.values = {}, values
         shapes = tuple((x.shape, x.dtype) for x in keras.tree.flatten(inputs))
         if shapes not in self.noted:
-            self.noted[shapes] = _note_down(self.function, inputs)
+            note_down = _note_down if BACKEND == "torch" else _openvino_graph
+            self.noted[shapes] = note_down(self.function, inputs)
         return self.noted[shapes]
 
     def repeat(self, more, state, fixed):
-        """On torch: state = function(layer, state, fixed), once and as long as more(state)."""
+        """state = function(layer, state, fixed), once and as long as more(state): where a loop is
+        Python's."""
+        if BACKEND != "torch":
+            while more(state := self(state, fixed)):
+                pass
+            return state
         state, fixed = keras.tree.map_structure(ops.convert_to_tensor, (state, fixed))
         with torch.no_grad():
             operations, structure = self.operations((state, fixed))
@@ -222,6 +143,67 @@ def _note_down(function, inputs):
     noted.graph.eliminate_dead_code()
     noted.recompile()
     return noted, structure[-1]
+
+
+def _openvino_graph(function, inputs):
+    """The same for OpenVINO, compiled, in float32: of arrays, giving arrays."""
+    import openvino
+
+    made = [openvino.opset16.parameter(x.shape, x.dtype) for x in keras.tree.flatten(inputs)]
+    tensor = type(ops.convert_to_tensor(0.0))
+    out = function(*keras.tree.pack_sequence_as(inputs, [tensor(one.output(0)) for one in made]))
+    ends = [ops.convert_to_tensor(x).output for x in keras.tree.flatten(out)]
+    if openvino.Type.bf16 in [x.get_element_type() for x in ends]:
+        raise ValueError("on openvino a cache and outputs must not be bfloat16, got bfloat16")
+    model = openvino.Model(ends, made)
+    compiled = openvino.compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+
+    def operations(*arrays):
+        return compiled(list(arrays), share_outputs=False).to_tuple()
+
+    return operations, keras.tree.map_structure(lambda _: 0, out)
+
+
+def program(function, layer, shapes, dtypes):
+    """On torch: function(*tensors), which calls the layer, as a `torch.export` program.
+
+    shapes: of each tensor; an axis with a name instead of a number may have any size, the same
+        wherever the name stands. Where the operations would not hold for all sizes, torch raises.
+    """
+
+    class Traced(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = layer  # its weights are the program's
+
+        def forward(self, *tensors):
+            return function(*tensors)
+
+    names = dict.fromkeys(n for shape in shapes for n in shape if isinstance(n, str))
+    sizes = {name: 2 + i for i, name in enumerate(names)}  # 0 and 1 would mean more than a size
+    tensors = [
+        ops.ones([sizes.get(n, n) for n in shape], dtype)
+        for shape, dtype in zip(shapes, dtypes, strict=True)
+    ]
+    free = [dict.fromkeys(named_axes(shape), torch.export.Dim.DYNAMIC) for shape in shapes]
+    given = dict(dynamic_shapes=(tuple(free),), strict=False)
+    with torch.no_grad():
+        return torch.export.export(Traced(), tuple(tensors), **given)
+
+
+def named_axes(shape):
+    return {axis: n for axis, n in enumerate(shape) if isinstance(n, str)}
+
+
+def save_program(program, path, **options):
+    torch.export.save(program, path, **options)
+
+
+def save_onnx(program, path, names, shapes, **options):
+    """On torch: a program as an ONNX file, with names for its inputs and their axes."""
+    axes = tuple(map(named_axes, shapes))
+    given = dict(input_names=names, dynamic_shapes=(axes,), verbose=False)
+    torch.onnx.export(program, **given, **options).save(path)
 
 
 def compiles_loops() -> bool:

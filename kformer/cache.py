@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from keras import ops
 
-from kformer import backend
+from kformer import kernels
 
 
 class KeysValues(NamedTuple):
@@ -31,7 +31,7 @@ class KeysValues(NamedTuple):
         if self.keys is None:
             return KeysValues(keys, values)
         return KeysValues(
-            backend.write(self.keys, keys, start), backend.write(self.values, values, start)
+            kernels.write(self.keys, keys, start), kernels.write(self.values, values, start)
         )
 
     def resize(self, slots, last, shift=None):
@@ -47,11 +47,11 @@ class KeysValues(NamedTuple):
             more = ((0, 0), (0, 0), (0, slots - size), (0, 0))
             return KeysValues(*(ops.pad(x, more) for x in self))
         if shift is None:
-            numbers = last - (last - ops.arange(slots, dtype="int32")) % slots
-            return KeysValues(*(ops.take(x, numbers % size, axis=2) for x in self))
+            numbers = last - ops.mod(last - ops.arange(slots, dtype="int32"), slots)
+            return KeysValues(*(ops.take(x, ops.mod(numbers, size), axis=2) for x in self))
         last, shift = (last + shift)[:, None], shift[:, None]
-        numbers = last - (last - ops.arange(slots, dtype="int32")) % slots - shift
-        index = (numbers % size)[:, None, :, None]
+        numbers = last - ops.mod(last - ops.arange(slots, dtype="int32"), slots) - shift
+        index = ops.mod(numbers, size)[:, None, :, None]
         return KeysValues(*(ops.take_along_axis(x, index, axis=2) for x in self))
 
     def cast(self, dtype):

@@ -93,6 +93,25 @@ def written(path):
         remove(beside)
 
 
+@contextlib.contextmanager
+def written_together(path):
+    """`written`, for a file that may need others beside it which it knows by their names: a path
+    of the same name in a folder of its own, whose files all take their places, `path` last."""
+    path = Path(path)
+    with contextlib.ExitStack() as stack:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        folder = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        remove(folder)
+        stack.callback(remove, folder)
+        folder.mkdir()
+        yield folder / path.name
+        for part in folder.rglob("*"):
+            sync(part)
+        for part in sorted(folder.iterdir(), key=lambda part: part.name == path.name):
+            put_in_place(part, path.parent / part.name)
+        sync(path.parent)
+
+
 def put_in_place(beside, path):
     """Rename; a folder cannot take the place of another one at once, so that one steps aside."""
     aside = path.with_name(f".{path.name}.{os.getpid()}.old")

@@ -91,7 +91,7 @@ def at(tokens, start, length):
 def ring(tokens, last, size):
     """The description of what stands in the slots of a ring, token n in slot n modulo `size`,
     after token number `last`, which may be a tensor, has been written."""
-    numbers = last - (last - ops.arange(size, dtype="int32")) % size
+    numbers = last - ops.mod(last - ops.arange(size, dtype="int32"), size)
     there, numbers = numbers >= 0, ops.maximum(numbers, 0)
     known = tokens.real, tokens.order, tokens.positions
     real, *rest = (ops.take(x, numbers, axis=1) for x in known)

@@ -12,7 +12,7 @@ TASKS = (
 )  # fmt: skip
 
 
-def weight_shapes(config, task, num_classes=2, pooling="mean") -> dict:
+def weight_shapes(config, task, num_classes=2, pooling="mean", causal=False) -> dict:
     """{path: shape} of all that a model learns.
 
     A path is that in the built model without the name of what holds it: "block_0/..." in an
@@ -21,7 +21,7 @@ def weight_shapes(config, task, num_classes=2, pooling="mean") -> dict:
     Args:
         task: "encoder", "decoder", "seq2seq", "text_classifier", "token_classifier",
             "masked_lm", "causal_lm" or "seq2seq_lm".
-        num_classes, pooling: as the classifiers take them.
+        num_classes, pooling, causal: as the classifiers take them.
     """
     c, width = config, config.hidden_dim
     if task not in TASKS:
@@ -33,12 +33,13 @@ def weight_shapes(config, task, num_classes=2, pooling="mean") -> dict:
         shapes |= {f"decoder/{path}": shape for path, shape in target.items()}
         return shapes | (head(c, c.target_size, c.output_bias) if task == "seq2seq_lm" else {})
     shapes = stack(c, c.num_layers, c.vocabulary_size, c.token_types)
-    if c.pooler and (task == "encoder" or task == "text_classifier" and pooling == "first"):
+    pools = task == "encoder" or task == "text_classifier" and pooling == "first" and not causal
+    if c.pooler and pools:
         shapes |= dense("pooler", width, width)
     if task == "text_classifier" and pooling == "attention":
         shapes["pooling/query"] = (width,)
     if task in ("text_classifier", "token_classifier"):
-        shapes |= dense("classifier", width, num_classes)
+        shapes |= dense("classifier", width, num_classes, task == "token_classifier" or not causal)
     if task == "masked_lm":
         shapes |= dense("transform", width, width, c.use_bias) | norm("transform_norm", c)
         shapes |= head(c, c.vocabulary_size, True)

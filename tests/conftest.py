@@ -42,6 +42,13 @@ def few_mappings():
 
 
 @pytest.fixture(autouse=True)
+def quick_collection():
+    """Keras collects garbage for every kernel that it quantizes: what is there already is not
+    looked at again."""
+    gc.freeze()
+
+
+@pytest.fixture(autouse=True)
 def same_seed():
     """Every test starts from the same random state and with the default dtype policy."""
     keras.utils.set_random_seed(0)

@@ -316,12 +316,12 @@ def pool(x, real, mode, query=None):
     return out
 
 
-def model_output(kind, c, w, inputs, pooling="mean"):
+def model_output(kind, c, w, inputs, pooling="mean", causal=False):
     """The output of a kformer model by the name of its class."""
     if kind in ("Seq2Seq", "Seq2SeqLM"):
         x, table = seq2seq(inputs, c, w)
         return x if kind == "Seq2Seq" else vocabulary_logits(x, c, w, "seq2seq_lm", table)
-    causal = kind in ("Decoder", "CausalLM")
+    causal = causal or kind in ("Decoder", "CausalLM")
     name = "decoder" if causal else "encoder"
     x, real = stack(inputs, c, w, name, c.num_layers, causal)
     if kind == "TextClassifier":

@@ -70,6 +70,7 @@ CASES = [
     ("Seq2Seq", "m2m", {}),
     ("TextClassifier", "bert", {"num_classes": 3, "pooling": "first"}),
     ("TextClassifier", "llama", {"num_classes": 3, "pooling": "attention"}),
+    ("TextClassifier", "qwen", {"num_classes": 3, "pooling": "last", "causal": True}),
     ("TokenClassifier", "sandwich", {"num_classes": 5}),
     ("MaskedLM", "bert", {}),
     ("CausalLM", "sinusoidal", {}),
@@ -118,9 +119,9 @@ class Case:
         return run(self.model, self.wrap(ids, source), **kwargs)
 
     def reference(self, inputs, weights=None):
-        pooling = self.arguments.get("pooling", "mean")
+        known = {key: v for key, v in self.arguments.items() if key in ("pooling", "causal")}
         weights = weights_of(self.model) if weights is None else weights
-        return reference.model_output(self.kind, self.config, weights, inputs, pooling)
+        return reference.model_output(self.kind, self.config, weights, inputs, **known)
 
 
 def make_model(kind, config, seed=0, **arguments):

@@ -7,7 +7,7 @@ import reference
 from keras import ops
 from support import BACKEND, close, config, exact, make_model, randomize, run, weights_of
 
-from kformer import backend, masks
+from kformer import backend, kernels, masks
 from kformer.cache import BlockCache, KeysValues, empty
 from kformer.layers import DecoderBlock, MultiHeadAttention
 from kformer.layers.attention import Sight, attention_weights
@@ -124,7 +124,7 @@ def test_p23_implementations_agree(biased):
         return plain(query, *(ops.repeat(x, 3, axis=1) for x in (key, value)), repeats=3)
 
     def fused(query, key, value):
-        return backend.fused_attention(query, key, value, seen, bias, 0.4)
+        return kernels.fused_attention(query, key, value, seen, bias, 0.4)
 
     layer = MultiHeadAttention(8, 2)  # the product of weights and values that the layer uses
     layer.build((None, None, 8))
@@ -157,9 +157,9 @@ def test_p23_implementations_agree(biased):
 def test_fused_kernel_is_used(monkeypatch):
     """A dropout rate rules the kernel out only while training."""
     calls = []
-    original = backend.fused_attention
+    original = kernels.fused_attention
     counted = lambda *args: calls.append(1) or original(*args)  # noqa: E731
-    monkeypatch.setattr(backend, "fused_attention", counted)
+    monkeypatch.setattr(kernels, "fused_attention", counted)
     x = heads(np.random.default_rng(0), 1, 4, 8)
     layer = MultiHeadAttention(8, 2, dropout=0.5)
     layer(x, training=False)

@@ -336,6 +336,10 @@ def test_a_model_answers(tokenizers):
     several = model.generate([ids], 12, stop=stops, **drawn)[0]
     assert model.chat(messages, 12, **drawn) == tokenizer.decode(several)
     assert model.chat(messages, 12, stop=answer[2]) == answer[: answer.index(answer[2])]
+    first = np.int64(model.generate([ids], 12)[0][0])
+    assert model.chat(messages, 12, stop=first) == "" == model.chat(messages, 12, stop=[first])
+    with pytest.raises(TypeError, match="generate takes .*, got after"):
+        model.chat(messages, 12, after=None)
 
 
 def test_an_answer_ends_where_the_template_ends_it(tokenizers):

@@ -111,6 +111,8 @@ CLASSIFIERS = {
     "bert": "Bert",
     "roberta": "Roberta",
     "distilbert": "DistilBert",
+    "gpt2": "GPT2",
+    "llama": "Llama",
 }
 
 
@@ -120,7 +122,7 @@ def test_classifiers(family, kind, tmp_path):
     """Their heads in and out, with the names of the classes."""
     name = f"{CLASSIFIERS[family]}For{kind}Classification"
     names = ["bad", "fair", "good"]
-    fields = peers.FAMILIES[family][1] | dict(id2label=dict(enumerate(names)))
+    fields = peers.FAMILIES[family][1] | dict(id2label=dict(enumerate(names)), pad_token_id=0)
     peer = peers.make(name, **fields)
     with peers.quiet():
         peer.save_pretrained(tmp_path / "in")
@@ -148,6 +150,9 @@ def test_new_heads(folder):
         kformer.from_hf(folder("bert"), task="text_classifier")
     with pytest.raises(ValueError, match="num_classes must be left out for task='encoder', got 3"):
         kformer.from_hf(folder("bert"), task="encoder", num_classes=3)
+    kind = dict(task="text_classifier", num_classes=4)
+    decoder = kformer.from_hf(folder("llama"), **kind)
+    assert decoder.causal and decoder.pooling.mode == "last" and decoder(ids).shape == (2, 4)
     with pytest.raises(ValueError, match="task must be one of encoder, masked_lm.*got 'causal_lm'"):
         kformer.from_hf(folder("bert"), task="causal_lm")
 
@@ -211,3 +216,48 @@ def test_in_low_precision(folder):
     ids = peers.ids()
     difference = numpy(model(ids)).astype("float32") - numpy(exact(ids))
     assert np.abs(difference).max() < 0.2
+
+
+REFUSED = {
+    "alibi": (dict(position="alibi"), "position='alibi'"),
+    "capped": (dict(norm="rms", logit_softcap=5.0), "logit_softcap=5.0"),
+    "sandwich": (dict(norm_placement="sandwich", position="learned"), "norm_placement='sandwich'"),
+    "offset": (dict(position="learned", position_offset=3, activation="gelu"), "position_offset=3"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_parts_without_a_counterpart_are_named(name, tmp_path):
+    changes, part = REFUSED[name]
+    size = dict(vocabulary_size=20, num_layers=1, hidden_dim=8, num_heads=2, max_length=16)
+    model = kformer.CausalLM(kformer.Config(**size, **changes))
+    with pytest.raises(ValueError, match=f"must be those of .*which has no .*{part}"):
+        kformer.to_hf(model, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_classifiers_without_a_counterpart(folder, tmp_path):
+    config = kformer.from_hf(folder("bert"), task="encoder").config
+    with pytest.raises(ValueError, match="has no pooling='mean'"):
+        kformer.to_hf(kformer.TextClassifier(config, 3), tmp_path / "out")
+    config = config.replace(pooler=False)
+    with pytest.raises(ValueError, match="has no pooler=False"):
+        kformer.to_hf(kformer.TextClassifier(config, 3, pooling="first"), tmp_path / "out")
+
+
+def test_ties_that_do_not_hold(folder, tmp_path):
+    """What config.json ties must be one table, or equal ones; what it does not, must be there."""
+    import json
+    import shutil
+
+    def changed(family, tied):
+        shutil.copytree(folder(family), tmp_path / family)
+        path = tmp_path / family / "config.json"
+        config = json.loads(path.read_text()) | {"tie_word_embeddings": tied}
+        path.write_text(json.dumps(config))
+        return tmp_path / family
+
+    with pytest.raises(CheckpointError, match="lm_head.weight must be equal to model.embed_tokens"):
+        kformer.from_hf(changed("llama", True))
+    with pytest.raises(CheckpointError, match="1 missing: 'lm_head.weight'"):
+        kformer.from_hf(changed("gemma", False))

@@ -170,6 +170,18 @@ def test_prompts_begin_as_the_file_says(folders):
     assert model.prompt_rows(["fox"]) == [tokenizer.encode("fox", special=True)]
 
 
+@pytest.mark.parametrize("name", ["bert", "roberta"])
+def test_hidden_words_stand_between_what_the_file_says(folders, monkeypatch, name):
+    mine, other = read_tokenizer(folders[name]), theirs(folders[name])
+    given = dict(vocabulary_size=mine.vocabulary_size, pad_id=mine.pad_id, num_layers=1)
+    model, seen = kformer.MaskedLM(config(**given), tokenizer=mine), []
+    predict = model.predict_on_batch
+    monkeypatch.setattr(model, "predict_on_batch", lambda x: (seen.append(x.copy()), predict(x))[1])
+    filled = model.fill("the [MASK] jumps over [MASK]", top=2)
+    text = "the [MASK] jumps over [MASK]".replace("[MASK]", other.mask_token)
+    assert seen[0].tolist() == [other(text)["input_ids"]] and len(filled) == 2
+
+
 def test_models_bring_their_tokenizer(folders, tmp_path):
     """Out with the model and in again, with a table that is larger than the tokenizer."""
     for name, arguments in (("llama3", dict(norm="rms", gated=True)), ("gpt2", {})):
@@ -249,10 +261,10 @@ BAD = {
     "no object": ("[]", "tokenizer_config.json must hold one JSON object, got list"),
     "no JSON": ("<html>", "tokenizer_config.json must be JSON, got Expecting value"),
     "key twice": ('{"a": 1, "a": 2}', "every key once, got 'a' twice"),
-    "token a number": ('{"bos_token": 5}', "bos_token in tokenizer_config.json .*, got 5"),
-    "token a list": ('{"eos_token": ["a"]}', r"eos_token in .* or null, got \['a'\]"),
-    "content a list": ('{"pad_token": {"content": [1]}}', "pad_token in .* a token or null"),
-    "special a number": ('{"additional_special_tokens": [1]}', "special_tokens in .*, got 1"),
+    "token a number": ('{"bos_token": 5}', "bos_token of a .* or null, got 5"),
+    "token a list": ('{"eos_token": ["a"]}', r"eos_token of a .* or null, got \['a'\]"),
+    "content a list": ('{"pad_token": {"content": [1]}}', "pad_token of a .* a token or null"),
+    "special a number": ('{"additional_special_tokens": [1]}', "special_tokens of a .*, got 1"),
     "decoder a list": ('{"added_tokens_decoder": [1]}', r"hold tokens by id, got \[1\]"),
     "decoder of none": ('{"added_tokens_decoder": {"a": {"content": "x"}}}', "base 10: 'a'"),
     "decoder without": ('{"added_tokens_decoder": {"1": {}}}', "the tokenizer failed on this"),

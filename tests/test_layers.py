@@ -256,25 +256,6 @@ def test_arguments():
         layers.MixtureOfExperts(4, 8, 2, 3)
 
 
-@pytest.mark.filterwarnings("ignore:Layer .* does not have a `quantize` method")
-@pytest.mark.parametrize("mode", ["int8", "int4"])
-def test_quantized_block_comes_back(mode, tmp_path):
-    """One block inside somebody's Functional model, quantized, saved, loaded: exactly the same."""
-    inputs = keras.Input((6,), dtype="int32")
-    x = layers.TokenEmbedding(11, 16)(inputs)
-    x = layers.EncoderBlock(config(position="rotary"))(x)
-    model = keras.Model(inputs, keras.layers.Dense(2)(x))
-    ids = np.random.default_rng(0).integers(0, 11, (4, 6))
-    before = model.predict(ids, verbose=0)
-    model.quantize(mode)
-    quantized = model.predict(ids, verbose=0)
-    close(quantized, before, 0.2)
-    assert not np.array_equal(quantized, before)
-    model.save(tmp_path / "model.keras")
-    loaded = keras.saving.load_model(tmp_path / "model.keras")
-    exact(loaded.predict(ids, verbose=0), quantized)
-
-
 def test_muon_and_lora_reach_the_projections():
     layer = layers.MultiHeadAttention(D, 2)
     layer.build((None, None, D))

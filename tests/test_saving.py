@@ -180,19 +180,6 @@ def test_compile_survives(tmp_path):
         close(backend.to_numpy(a), backend.to_numpy(b), 1e-6)
 
 
-@pytest.mark.filterwarnings("ignore:Layer .* does not have a `quantize` method")
-@pytest.mark.parametrize("kind", ["CausalLM", "Seq2SeqLM", "TextClassifier"])
-def test_quantized_models_come_back(kind, tmp_path):
-    arguments = {"num_classes": 3} if kind == "TextClassifier" else {}
-    model = make_model(kind, config(), **arguments)
-    ids = np.random.default_rng(0).integers(1, 23, (3, 8)).astype("int32")
-    inputs = {"source": ids, "target": ids} if kind == "Seq2SeqLM" else ids
-    model.quantize("int8")
-    model.save(tmp_path / "model.keras")
-    loaded = keras.saving.load_model(tmp_path / "model.keras")
-    exact(backend.to_numpy(loaded(inputs)), backend.to_numpy(model(inputs)))
-
-
 def test_mixed_precision_comes_back(tmp_path):
     model = make_model("CausalLM", config(), dtype="mixed_bfloat16")
     model.save(tmp_path / "model.keras")

@@ -502,10 +502,8 @@ def test_compile_without_arguments(number):
     random = np.random.default_rng(3)
     classes = model.num_labels
     labels = random.integers(0, classes, ids.shape if c.per_token else len(ids))
-    truth = reference.model_output(
-        c.kind, c.config, {v.path: backend.to_numpy(v).astype("float64") for v in model.weights},
-        inputs, c.arguments.get("pooling", "mean"),
-    )  # fmt: skip
+    weights = {v.path: backend.to_numpy(v).astype("float64") for v in model.weights}
+    truth = c.reference(inputs, weights)
     counts = ids != c.config.pad_id if c.per_token else np.ones(len(ids), bool)
     if c.kind.endswith("LM"):
         counts &= labels != c.config.pad_id

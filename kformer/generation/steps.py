@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 
 from keras import ops, tree
 
-from kformer import backend, masks
+from kformer import kernels, masks
 from kformer.generation import choosing
 
 
@@ -89,10 +89,10 @@ def choose_next(writer, state, logits, fixed, kind):
     if kind.scores:
         found = ops.log_softmax(ops.cast(logits, "float32"), axis=-1)
         found = ops.take_along_axis(found, chosen[:, None], axis=1)
-        log_probs = backend.put(log_probs, ops.where(state.going[:, None], found, 0.0), state.place)
+        log_probs = kernels.put(log_probs, ops.where(state.going[:, None], found, 0.0), state.place)
     chosen = ops.where(state.going, chosen, rules.filler)
     stops = ops.any(chosen[:, None] == rules.stops, axis=1)
-    ids = backend.put(state.ids, chosen[:, None], state.place)
+    ids = kernels.put(state.ids, chosen[:, None], state.place)
     going = ops.logical_and(state.going, ops.logical_not(stops))
     return State(ids, log_probs, state.memory, state.place + 1, going)
 

@@ -58,13 +58,13 @@ class Checkpoint:
         self.allow_nonfinite = allow_nonfinite
 
     @classmethod
-    def open(cls, folder, allow_nonfinite=False):
+    def open(cls, folder, allow_nonfinite=False, file=WEIGHTS):
         with refusing():
             folder = Path(folder)
             if not folder.is_dir():
                 raise CheckpointError(f"a checkpoint must be a folder, got {brief(str(folder))}")
             tensors = {}
-            for path, names in parts_of(folder):
+            for path, names in parts_of(folder, file):
                 few = {} if names is None else {"most": 1000 + 20 * len(names)}
                 found = read_header(path, **few)
                 if names is not None and set(found) != names:
@@ -139,13 +139,14 @@ class Checkpoint:
             raise CheckpointError(f"{rule}, got {got} in {tensor.path}")
 
 
-def parts_of(folder):
+def parts_of(folder, file=WEIGHTS):
     """(file, names of its tensors or None for whatever it holds) for every file of weights."""
-    if (folder / WEIGHTS).exists():
-        return [(contained(folder, WEIGHTS), None)]
-    if not (folder / INDEX).exists():
+    if (folder / file).exists():
+        return [(contained(folder, file), None)]
+    if file != WEIGHTS or not (folder / INDEX).exists():
         found = sorted(path.name for path in folder.iterdir())
-        rule = f"{folder} must hold {WEIGHTS} or {INDEX} (pickles are never read)"
+        rule = f"{folder} must hold {file}"
+        rule += f" or {INDEX} (pickles are never read)" if file == WEIGHTS else ""
         raise CheckpointError(f"{rule}, got {brief(found)}")
     shards = shards_of(contained(folder, INDEX))
     return [(contained(folder, shard), names) for shard, names in sorted(shards.items())]
@@ -222,9 +223,10 @@ class Lazy(NamedTuple):
     read: object
 
 
-def write(folder, tensors, texts=None, shard_bytes=5 * 10**9):
+def write(folder, tensors, texts=None, shard_bytes=5 * 10**9, file=WEIGHTS):
     """A new folder with `tensors` (name → array or Lazy) in float32 and files of text (name →
-    text). It takes its name when all of it is on the disk."""
+    text). It takes its name when all of it is on the disk. Only what goes to the usual `file` is
+    ever cut into shards."""
     folder = Path(folder)
     texts = dict(texts or {})
     check_replaceable(folder, texts)
@@ -232,14 +234,14 @@ def write(folder, tensors, texts=None, shard_bytes=5 * 10**9):
     room = shard_bytes
     for name, tensor in tensors.items():
         size = 4 * math.prod(tensor.shape)
-        if size > room and shards[-1]:
+        if size > room and shards[-1] and file == WEIGHTS:
             shards.append({})
             room = shard_bytes
         shards[-1][name] = tensor
         room -= size
     with files.written(folder) as beside:
         beside.mkdir()
-        names = [WEIGHTS]
+        names = [file]
         if len(shards) > 1:
             count = len(shards)
             names = [f"model-{i + 1:05}-of-{count:05}.safetensors" for i in range(count)]

@@ -85,7 +85,7 @@ class Family:
         base: what precedes the modules of the backbone in a model with a head.
         heads: task → part → module of its head.
         same: modules that hold the same tensor, the one that is written first.
-        transposed: kernels of the backbone are stored as (out, in), as those of heads always are.
+        transposed: kernels of the backbone are stored as (out, in); those of heads always are.
         shift: norms are stored less this.
         ignored: regular expressions of tensors that say nothing.
         read, write: what a table cannot say: functions of (config.json, fields), which takes out
@@ -114,8 +114,8 @@ class Family:
         return tuple(dict.fromkeys(self.architectures.values()))
 
     @property
-    def head_parts(self):
-        return {part for head in self.heads.values() for part in head}
+    def is_causal(self):
+        return "causal_lm" in self.tasks
 
     def read_config(self, hf, task, ignore=()):
         """The Config of the object in config.json; what it does not know, it refuses."""
@@ -169,9 +169,9 @@ class Family:
         table = {}
         backbone = self.parts | (self.gated if config.gated else {})
         for parts, module in backbone.items():
-            table |= entries(parts, prefix + module)
+            table |= entries(parts, prefix + module, self.transposed)
         for part, module in self.heads.get(task, {}).items():
-            table |= entries(part, module)
+            table |= entries(part, module, True)
         links, missing = {}, []
         for path, shape in shapes.items():
             link = self.link(table, path, shape)
@@ -190,20 +190,20 @@ class Family:
         i = number[1] if number else None
         part, _, leaf = pattern.rpartition("/")
         if pattern in table:  # a weight by itself: a row, or a tensor for each expert
-            _, module = table[pattern]
+            _, module, _ = table[pattern]
             if "{e}" not in module:
                 return Link((path,), (module,), (1, *shape), "row")
             names = tuple(module.format(i=i, e=e) + ".weight" for e in range(shape[0]))
             return Link((path,), names, tuple(reversed(shape[1:])), "expert")
         if part not in table:
             return None
-        parts, module = table[part]
+        parts, module, transposed = table[part]
         paths = tuple(f"{p.replace('{i}', i or '')}/{leaf}" for p in parts)
         name = f"{module.format(i=i)}.{SUFFIXES[leaf]}"
         shape = (*shape[:-1], shape[-1] * len(parts))
-        if leaf != "kernel" or not self.transposed and part not in self.head_parts:
-            return Link(paths, (name,), shape, leaf)
-        return Link(paths, (name,), tuple(reversed(shape)), "transposed")
+        if leaf == "kernel" and transposed:
+            return Link(paths, (name,), tuple(reversed(shape)), "transposed")
+        return Link(paths, (name,), shape, leaf)
 
     def to_weights(self, link, tensors):
         """The arrays of link.weights from those of link.tensors."""
@@ -236,13 +236,13 @@ class Link(NamedTuple):
     weights: tuple  # paths
     tensors: tuple  # names
     shape: tuple  # of each tensor
-    kind: str  # suffix of the weights, "transposed", "expert" or "row"
+    kind: str  # suffix of the weights, or "transposed", "expert", "row"
 
 
-def entries(parts, module):
-    """part → (all parts of the same tensor, module)."""
+def entries(parts, module, transposed):
+    """part → (all parts of the same tensor, module, kernels are stored as (out, in))."""
     parts = tuple(parts.split())
-    return {part: (parts, module) for part in parts}
+    return {part: (parts, module, transposed) for part in parts}
 
 
 def read_activation(key, value):

@@ -56,7 +56,7 @@ def from_hf(source, task=None, *, num_classes=None, class_names=None, dtype=None
         family = family_of(hf)
         task = check_task(family, hf, task)
         config = family.read_config(hf, task, ignore)
-        head = head_of(task, hf, num_classes, class_names)
+        head = head_of(family, task, hf, num_classes, class_names)
         plan = Plan(family, config, task, Checkpoint.open(folder, allow_nonfinite), head)
         config, tokenizer = with_tokenizer(plan.config, folder)
     given = dict(tokenizer=tokenizer, dtype=dtype, **plan.arguments)
@@ -105,7 +105,7 @@ class Head(NamedTuple):
         return {key: value for key, value in self.arguments.items() if key != "class_names"}
 
 
-def head_of(task, hf, num_classes, class_names):
+def head_of(family, task, hf, num_classes, class_names):
     """The Head that was asked for, or the checkpoint's own."""
     if "classifier" not in task:
         if num_classes is not None or class_names is not None:
@@ -115,8 +115,9 @@ def head_of(task, hf, num_classes, class_names):
     if not is_new:
         class_names = class_names_in(hf)
     arguments = dict(num_classes=num_classes or len(class_names), class_names=class_names)
+    arguments["causal"] = family.is_causal
     if task == "text_classifier":
-        arguments["pooling"] = "first"
+        arguments["pooling"] = "last" if family.is_causal else "first"
     return Head(arguments, is_new)
 
 
@@ -158,7 +159,8 @@ class Plan:
         there = checkpoint.tensors
         self.prefix = family.base if any(name.startswith(family.base) for name in there) else ""
         has_pooler = f"{self.pooler_module(task)}.weight" in there
-        pools = task == "text_classifier" or task == "encoder" and has_pooler
+        pools = task == "text_classifier" and not family.is_causal
+        pools = pools or task == "encoder" and has_pooler
         self.config = config.replace(pooler=pools)
         shapes = weight_shapes(self.config, task, **head.sizes())
         if head.is_new:

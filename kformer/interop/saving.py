@@ -51,37 +51,46 @@ def shapes_of(weights):
 
 def family_for(model, task):
     """The family whose Config means the same model; the error names the nearest one."""
-    config = model.config
-    if (pooling := getattr(model, "pooling", None)) is not None and pooling.mode != "first":
-        rule = "a classifier of transformers pools the first token"
-        raise ValueError(f"{rule}, got pooling={pooling.mode!r}")
-    differing = {}
+    config, differing = model.config, {}
     for family in FAMILIES.values():
-        if task not in family.tasks:
+        if (
+            task not in family.tasks
+            or getattr(model, "causal", family.is_causal) != family.is_causal
+        ):
             continue
         try:
             theirs = family.read_config(family.write_config(config, task), task)
             theirs = theirs.replace(pooler=config.pooler)  # weights say whether there is one
-        except ValueError as error:
-            differing[family.model_type] = {"config.json": (str(error), None)}
+        except ValueError:  # not even its config.json can say it
             continue
-        found = difference(config, theirs, task)
+        found = difference(config, theirs, task) | other_head(family, model)
         if not found:
             return family
         differing[family.model_type] = found
     name, found = min(differing.items(), key=lambda item: len(item[1]))
     parts = ", ".join(f"{part}={mine!r}" for part, (mine, _) in found.items())
     known = ", ".join(differing)
-    raise ValueError(
-        f"the parts of a model must be those of {known}; nearest is {name}, which has no {parts}"
-    )
+    rule = f"the parts of a model must be those of {known}"
+    raise ValueError(f"{rule}; nearest is {name}, which has no {parts}")
+
+
+def other_head(family, model):
+    """How a classifier of texts makes one vector of a row, where the family makes it otherwise."""
+    if not hasattr(model, "pooling"):
+        return {}
+    found = {}
+    if model.pooling.mode != ("last" if family.is_causal else "first"):
+        found["pooling"] = model.pooling.mode, None
+    if not family.is_causal and not model.config.pooler:
+        found["pooler"] = False, None
+    return found
 
 
 def check_plain(model, task, weights):
     """Every weight must be there as a number: no adapters beside it, no integers in its place."""
     arguments = {}
     if "classifier" in task:
-        arguments["num_classes"] = model.num_classes
+        arguments = dict(num_classes=model.num_classes, causal=model.causal)
     if task == "text_classifier":
         arguments["pooling"] = model.pooling.mode
     expected, found = weight_shapes(model.config, task, **arguments), shapes_of(weights)

@@ -28,24 +28,26 @@ def read_tokenizer(folder, vocabulary_size=None, *, pad_id=None, bos_id=None, eo
     if not (folder / TOKENS).exists():
         return None
     with refusing():
-        content = read_object(folder, TOKENS, MAX_BYTES)
+        text, content = read_object(folder, TOKENS, MAX_BYTES)
         settings = {}
         if (folder / SETTINGS).exists():
-            settings = read_object(folder, SETTINGS, MAX_SETTINGS)
+            _, settings = read_object(folder, SETTINGS, MAX_SETTINGS)
         known = dict(pad=pad_id, bos=bos_id, eos=eos_id)
         known = {name: number for name, number in known.items() if number is not None}
         special = {**named_tokens(settings), **known}
-        add_tokens(content, settings)
+        text = json.dumps(content) if add_tokens(content, settings) else text
         template = read_chat_template(folder, settings)
-        return Tokenizer(json.dumps(content), special, vocabulary_size, template)
+        return Tokenizer(text, special, vocabulary_size, template)
 
 
 def read_object(folder, name, limit):
-    content = files.parse_json(files.read_text(contained(folder, name), limit, name), name)
+    """The text of a file, and what it holds."""
+    text = files.read_text(contained(folder, name), limit, name)
+    content = files.parse_json(text, name)
     if not isinstance(content, dict):
         got = type(content).__name__
         raise CheckpointError(f"{name} must hold one JSON object, got {got}")
-    return content
+    return text, content
 
 
 def named_tokens(settings):
@@ -66,28 +68,32 @@ def token_text(value, key):
     """A token stands there as a string, or as a dict with its content."""
     text = value.get("content") if isinstance(value, dict) else value
     if text is not None and not isinstance(text, str):
-        raise CheckpointError(f"{key} in {SETTINGS} must be a token or null, got {brief(value)}")
+        raise CheckpointError(f"{key} of a tokenizer must be a token or null, got {brief(value)}")
     return text
 
 
 def add_tokens(content, settings):
-    """Tokens that only the settings know, or know to be special, go into the file's content."""
+    """Tokens that only the settings know, or know to be special, go into the file's content. True
+    if there were such."""
     added = content.get("added_tokens")
     whole = isinstance(added, list) and all(isinstance(token, dict) for token in added)
     if not whole or not all(isinstance(token.get("content"), str) for token in added):
-        return  # nothing to add to, or refused later
+        return False  # nothing to add to, or refused later
     listed = listed_tokens(settings)
-    there = {token.get("content") for token in added}
-    added += [token for token in listed if token["content"] not in there]
+    there = {token_text(token, "added_tokens") for token in added}
+    new = [token for token in listed if token["content"] not in there]
+    added += new
     special = {token["content"] for token in listed if token["special"]}
     for key in ("additional_special_tokens", "extra_special_tokens"):
         values = settings.get(key) or []
-        values = list(values.values()) if isinstance(values, dict) else values
+        values = [*values.values()] if isinstance(values, dict) else values
         if not isinstance(values, list):
             raise CheckpointError(f"{key} in {SETTINGS} must list tokens, got {brief(values)}")
         special |= {token_text(value, key) for value in values}
-    for token in added:
-        token["special"] = bool(token.get("special")) or token.get("content") in special
+    plain = [t for t in added if t.get("content") in special and t.get("special") is not True]
+    for token in plain:
+        token["special"] = True
+    return bool(new or plain)
 
 
 def listed_tokens(settings):

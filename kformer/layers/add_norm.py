@@ -5,7 +5,7 @@ import random
 from keras import layers
 
 from kformer.config import CHOICES
-from kformer.serialization import child_policy, register
+from kformer.serialization import Composite, child_policy, register
 
 
 def make_dropout(rate, dtype, name="dropout"):
@@ -32,7 +32,7 @@ def make_norm(kind, epsilon, use_bias=True, **kwargs):
 
 
 @register
-class AddNorm(layers.Layer):
+class AddNorm(Composite, layers.Layer):
     """The residual sum round a sublayer f, with its normalisation.
 
         pre:       x + dropout(f(norm(x)))

@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 
 from keras import layers, ops
 
-from kformer import backend, masks
+from kformer import backend, kernels, masks
 from kformer.cache import KeysValues
 from kformer.layers.add_norm import make_dropout
 from kformer.layers.feedforward import Project
 from kformer.layers.positions import RotaryPositions
-from kformer.serialization import child_policy, register, traced_spec
+from kformer.serialization import Composite, child_policy, register, traced_spec
 
 _captured = contextvars.ContextVar("kformer_captured", default=None)
 
@@ -122,7 +122,7 @@ def refuse_cache(cache):
 
 
 @register
-class MultiHeadAttention(layers.Layer):
+class MultiHeadAttention(Composite, layers.Layer):
     """Scaled dot-product attention in N heads, to itself or to another sequence.
 
         head_n = softmax(Q_n K_nᵀ / √H + bias) V_n            Q = x W_Q, K = c W_K, V = c W_V
@@ -301,7 +301,7 @@ class MultiHeadAttention(layers.Layer):
         keys, values = (ops.cast(x, query.dtype) for x in memory)
         plain = scores_wanted or self.softcap is not None or self.sinks
         if not (plain or (training and self.rate > 0)):
-            out = backend.fused_attention(query, keys, values, visible, bias, self.scale)
+            out = kernels.fused_attention(query, keys, values, visible, bias, self.scale)
             if out is not None:
                 return out, None
         sink = self.sink if self.sinks else None

@@ -7,8 +7,8 @@ import keras
 import numpy as np
 from keras import initializers, layers, ops
 
-from kformer import backend
-from kformer.serialization import child_policy, register
+from kformer import backend, kernels
+from kformer.serialization import Composite, child_policy, register
 
 inside_a_model = contextvars.ContextVar("kformer_inside_a_model", default=False)
 
@@ -49,18 +49,55 @@ class Table(layers.ReversibleEmbedding):
         self.reverse_dtype = self.reverse_dtype or self.compute_dtype  # Keras: that of the rows
         self.supports_masking = True
 
+    shrinks = False  # small tables stay what they are: `quantize` has no say
+
     def call(self, inputs, reverse=False):
         if reverse:
             return super().call(inputs, reverse=True)
+        return self.rows(self.take, inputs)
+
+    def quantized_call(self, inputs, reverse=False):
+        if not reverse:
+            return self.rows(super().quantized_call, inputs)
+        if self.quantization_mode == "int8" and self.inputs_quantizer is not None:
+            scale = ops.convert_to_tensor(self.embeddings_scale)
+            return self.rounded_scores(inputs, ops.convert_to_tensor(self._embeddings), scale)
+        return super().quantized_call(inputs, reverse=True)
+
+    def rounded_scores(self, inputs, table, scale):
+        """Keras' product of int8 with int8, with a gradient: rounding by itself has none, and what
+        stands below a quantized table would not learn."""
+
+        @ops.custom_gradient
+        def product(inputs, table, scale):
+            def gradient(*given, upstream=None):
+                upstream = given[0] if upstream is None else upstream
+                rows = ops.cast(table, upstream.dtype) / scale[:, None]
+                return ops.matmul(upstream, rows), None, None
+
+            rounded, factor = self.inputs_quantizer(inputs)
+            scores = ops.cast(ops.matmul(rounded, ops.transpose(table)), self.compute_dtype)
+            return scores / (factor * scale), gradient
+
+        return product(inputs, table, scale)
+
+    def rows(self, take, inputs):
+        """take(index), and NaN where there is no such row."""
         valid = ops.logical_and(inputs >= 0, inputs < self.input_dim)
-        index = ops.where(valid, inputs, ops.zeros_like(inputs))
-        rows = ops.take(backend.with_dense_gradient(self.embeddings), index, axis=0)
-        rows = ops.cast(rows, self.compute_dtype)
+        rows = take(ops.where(valid, inputs, ops.zeros_like(inputs)))
         return ops.where(valid[..., None], rows, ops.cast(np.nan, rows.dtype))
+
+    def take(self, index):
+        rows = ops.take(kernels.with_dense_gradient(self.embeddings), index, axis=0)
+        return ops.cast(rows, self.compute_dtype)
+
+    def quantize(self, mode=None, type_check=True, config=None):
+        """Keras' quantize, which leaves subclasses alone unless they say that they know."""
+        super().quantize(mode, type_check=not self.shrinks, config=config)
 
 
 @register
-class TokenEmbedding(layers.Layer):
+class TokenEmbedding(Composite, layers.Layer):
     """One vector per id, and the way back: scores of all ids from a vector.
 
         embed(id) = E[id]   or   √D · E[id]                 project(h) = h · Eᵀ
@@ -83,6 +120,7 @@ class TokenEmbedding(layers.Layer):
         self.table = Table(
             vocabulary_size, hidden_dim, deviation, name="table", dtype=child_policy(self)
         )
+        self.table.shrinks = True
 
     def compute_output_shape(self, ids_shape):
         return (*ids_shape, self.hidden_dim)

@@ -6,11 +6,11 @@ import keras
 from keras import layers, ops
 
 from kformer.layers.feedforward import Project, activate
-from kformer.serialization import register
+from kformer.serialization import Composite, register
 
 
 @register
-class MixtureOfExperts(layers.Layer):
+class MixtureOfExperts(Composite, layers.Layer):
     """Many feed-forward networks, of which a router picks k for each token.
 
         p = softmax(W_r · h)                    in float32
@@ -63,6 +63,7 @@ class MixtureOfExperts(layers.Layer):
         self.balance_bias, self.balance_rate = balance_bias, balance_rate
         self.supports_masking = True
         self.router = Project(num_experts, use_bias=False, name="router", dtype="float32")
+        self.router.shrinks = False  # a choice that rounding would change
 
     def compute_output_shape(self, x_shape, real_shape=None):
         return x_shape
@@ -108,13 +109,17 @@ class MixtureOfExperts(layers.Layer):
         chances = ops.softmax(logits, axis=-1)
         wish = chances if self.choice_bias is None else chances + self.choice_bias
         _, chosen = ops.top_k(ops.stop_gradient(wish), self.experts_per_token)
-        gates = ops.take_along_axis(chances, chosen, axis=-1)
+        gates = ops.sum(ops.where(self.is_chosen(chosen), chances[:, None], 0.0), axis=-1)
         if self.experts_per_token > 1:  # alone, a gate of 1 would give the router no gradient
             gates = gates / ops.sum(gates, axis=-1, keepdims=True)
         return ops.where(real[:, None], gates, 0.0), chosen, logits, chances
 
+    def is_chosen(self, chosen):
+        """(M, k, E), True = the expert is the token's choice of that rank."""
+        return chosen[..., None] == ops.arange(self.num_experts, dtype=chosen.dtype)
+
     def experts(self, x):
-        """(E, C, D) or (1, C, D) → (E, C, D): each expert on its own tokens, or all on the same."""
+        """(E, C, D) → (E, C, D): each expert on its own tokens."""
         inner = ops.matmul(x, self.gate if self.gated else self.up)
         inner = activate(inner, self.activation)
         if self.gated:
@@ -123,10 +128,10 @@ class MixtureOfExperts(layers.Layer):
 
     def dense(self, x, gates, chosen):
         """Every expert on every token: the sum is exact, nothing can be dropped."""
-        choices = chosen[..., None] == ops.arange(self.num_experts, dtype=chosen.dtype)
-        combine = ops.sum(ops.where(choices, gates[..., None], 0.0), axis=1)  # (M, E)
-        out = self.experts(x[None])
-        return ops.einsum("me,emd->md", ops.cast(combine, out.dtype), out)
+        shares = ops.where(self.is_chosen(chosen), gates[..., None], 0.0)
+        combine = ops.cast(ops.sum(shares, axis=1), x.dtype)  # (M, E)
+        out = self.experts(ops.broadcast_to(x, (self.num_experts, *ops.shape(x))))
+        return ops.matmul(combine[:, None], ops.swapaxes(out, 0, 1))[:, 0]
 
     def dispatch(self, x, gates, chosen, real):
         """Each expert on at most C tokens. Also which choices (M, k) were kept.

@@ -39,25 +39,22 @@ class Pooling(layers.Layer):
             self.query = self.add_weight((x_shape[-1],), "random_normal", name="query")
 
     def call(self, x, real):
-        if self.mode in ("mean", "attention"):
-            weights = ops.cast(self.weights_of_tokens(x, real), x.dtype)
-            return ops.matmul(weights[:, None, :], without_padding(x, real))[:, 0]
-        index = ops.argmax(ops.cast(real, "int32"), axis=1)
-        if self.mode == "last":
-            backwards = ops.flip(ops.cast(real, "int32"), axis=1)
-            index = ops.shape(real)[1] - 1 - ops.argmax(backwards, axis=1)
-        chosen = ops.take_along_axis(without_padding(x, real), index[:, None, None], axis=1)
-        return chosen[:, 0]
+        weights = ops.cast(self.weights_of_tokens(x, real), x.dtype)
+        return ops.matmul(weights[:, None, :], without_padding(x, real))[:, 0]
 
     def weights_of_tokens(self, x, real):
         """(B, T) in float32, adding up to 1 over the real tokens."""
+        if self.mode == "attention":
+            query = ops.broadcast_to(self.query, (ops.shape(x)[0], 1, 1, x.shape[-1]))
+            seen = real[:, None, None, :]
+            scale = x.shape[-1] ** -0.5
+            return attention_weights(query, x[:, None], seen, scale=scale)[:, 0, 0]
+        counted = ops.cast(real, "float32")
+        number = ops.sum(counted, axis=1, keepdims=True)
         if self.mode == "mean":
-            counted = ops.cast(real, "float32")
-            return counted / ops.maximum(ops.sum(counted, axis=1, keepdims=True), 1.0)
-        query = ops.broadcast_to(self.query, (ops.shape(x)[0], 1, 1, x.shape[-1]))
-        seen = real[:, None, None, :]
-        scale = x.shape[-1] ** -0.5
-        return attention_weights(query, x[:, None], seen, scale=scale)[:, 0, 0]
+            return counted / ops.maximum(number, 1.0)
+        chosen = 1.0 if self.mode == "first" else number
+        return ops.where(ops.cumsum(counted, axis=1) == chosen, counted, 0.0)
 
 
 @register

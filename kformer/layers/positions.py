@@ -14,7 +14,7 @@ from keras import layers, ops
 
 from kformer import backend, masks
 from kformer.layers.embedding import Table, refuse_outside
-from kformer.serialization import child_policy, register
+from kformer.serialization import Composite, child_policy, register
 
 
 def default_positions(x, positions, mask=None):
@@ -87,7 +87,7 @@ class SinusoidalPositions(layers.Layer):
 
 
 @register
-class LearnedPositions(layers.Layer):
+class LearnedPositions(Composite, layers.Layer):
     """Adds one learned vector per position. A position past the table is an error.
 
     Inside a function that the user compiles there is no way to raise: the result is NaN.
@@ -284,7 +284,7 @@ class AlibiBias(layers.Layer):
 
 
 @register
-class RelativeBias(layers.Layer):
+class RelativeBias(Composite, layers.Layer):
     """A learned number per head and bucket of distance (T5), added to the scores.
 
     Near distances have a bucket each; farther ones share buckets that widen logarithmically up

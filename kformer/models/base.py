@@ -4,7 +4,6 @@ import contextlib
 import inspect
 import warnings
 
-import h5py
 import keras
 import numpy as np
 from keras import ops
@@ -14,10 +13,11 @@ from kformer.data.batches import Data
 from kformer.layers.embedding import Table, TokenEmbedding, inside_a_model, resize_layer
 from kformer.layers.experts import MixtureOfExperts
 from kformer.layers.positions import AlibiBias, RelativeBias
-from kformer.models import feeding, resuming
+from kformer.models import feeding, resuming, shrinking
 from kformer.models.compiling import accumulating, default_optimizer, public_names
-from kformer.models.inputs import check_labels
-from kformer.serialization import Configured
+from kformer.models.exporting import Exports
+from kformer.models.inputs import check_labels, checked_before, to_arrays, with_special_ids
+from kformer.serialization import Configured, build_is_postponed, refuse_leftovers
 from kformer.text import Tokenizer
 from kformer.text.foreign import adapt
 from kformer.training.losses import TokenCrossentropy, counted
@@ -26,13 +26,14 @@ from kformer.training.metrics import TokenMean
 TAKES_INTEGERS = (TokenEmbedding, Table, AlibiBias, RelativeBias)
 
 
-class Transformer(Configured, keras.Model):
+class Transformer(Configured, Exports, keras.Model):
     """Base of the models. A subclass makes its layers and calls `self.build()` last, so that
     `load_weights` always has something to load into."""
 
     def __init__(self, config, tokenizer=None, remat=None, **kwargs):
         super().__init__(**kwargs)
         self.autocast = False  # a cache keeps its precision; layers cast what they compute with
+        self.supports_jit = backend.BACKEND != "openvino"  # see `make_predict_function`
         if remat not in (None, "block"):
             raise ValueError(f"remat must be None or 'block', got {remat!r}")
         self.remember(config, remat=remat)
@@ -79,6 +80,8 @@ class Transformer(Configured, keras.Model):
 
     def build(self, input_shape=None):
         """Makes every weight. All widths are known, so no input is needed, symbolic or real."""
+        if build_is_postponed():
+            return
         hidden = (None, None, self.config.hidden_dim)
         for part in self._layers:
             if not part.built:
@@ -100,9 +103,22 @@ class Transformer(Configured, keras.Model):
             self._functions[name] = backend.Compiled(function, self)
         return self._functions[name](*inputs)
 
-    def quantize(self, *args, **kwargs):
-        super().quantize(*args, **kwargs)
-        self._functions.clear()  # they know other weights
+    def quantize(self, mode=None, config=None, filters=None, **kwargs):
+        """Keras' quantize for projections and the tied table of tokens; small tables, norms and
+        experts stay in float. What cannot be done is a ValueError before anything changes.
+
+        Args:
+            mode: "int8", "int4", "float8" (kernels, in training), or "gptq" and "awq", which need
+                a config with texts and calibrate the kernels of the blocks.
+            config: one of `keras.quantizers`, such as Int4QuantizationConfig(block_size=64).
+            filters: names of the layers to change: a regular expression, several, or a function.
+        """
+        layers = shrinking.chosen(self, mode, config, filters)
+        super().quantize(mode, config, filters=lambda layer: id(layer) in layers, **kwargs)
+        shrinking.renew(self)
+
+    def get_quantization_layer_structure(self, mode=None):
+        return shrinking.structure(self, mode)
 
     def summary(self, *args, expand_nested=True, **kwargs):
         """Keras' summary, down to the blocks."""
@@ -140,11 +156,7 @@ class Transformer(Configured, keras.Model):
         for part in self._flatten_layers():
             if isinstance(part, Configured):
                 part.config = part.config.replace(**{field: size})
-            if isinstance(part, keras.Model):
-                part.train_function = part.test_function = part.predict_function = None
-        self._functions.clear()
-        if self.compiled:
-            self.compile_from_config(self.get_compile_config())
+        shrinking.renew(self)
         return self
 
     def load_weights(self, filepath, skip_mismatch=False, **kwargs):
@@ -238,6 +250,7 @@ class Transformer(Configured, keras.Model):
 
     def fit(self, *args, **kwargs):
         """Keras' fit; see `compile` about `accumulate`."""
+        backend.refuse_training("fit")
         given = inspect.signature(super().fit).bind(*args, **kwargs).arguments
         if given.get("validation_data") is not None:
             given["validation_data"] = self._checked_validation(given["validation_data"])
@@ -278,6 +291,18 @@ class Transformer(Configured, keras.Model):
         with self.running(*self.variables):
             return super().predict(x, *args, **kwargs)
 
+    def make_predict_function(self, force=False):
+        """Keras', but on OpenVINO, where that computes in bfloat16 if the processor can, and goes
+        on with the weights of the first batch after they were changed."""
+        super().make_predict_function(force)
+        if backend.BACKEND == "openvino":
+            self.predict_function = self.predict_batches
+
+    def predict_batches(self, batches):
+        inputs = [keras.utils.unpack_x_y_sample_weight(batch)[0] for batch in batches]
+        found = [self.run_compiled(forward, x) for x in inputs]
+        return keras.tree.map_structure(lambda *parts: np.concatenate(parts), *found)
+
     def _checked(self, x, y=None):
         if isinstance(x, feeding.CheckedDataset):
             return x
@@ -287,6 +312,7 @@ class Transformer(Configured, keras.Model):
         return feeding.feed(x, self.check_batch)
 
     def train_on_batch(self, x, y=None, *args, **kwargs):
+        backend.refuse_training("train_on_batch")
         if self.accumulate > 1:  # a batch by itself does not know the others of its group
             raise ValueError(f"train_on_batch needs accumulate=1, got {self.accumulate}: use fit")
         self.check_batch(x, y)
@@ -302,49 +328,5 @@ class Transformer(Configured, keras.Model):
         return super().predict_on_batch(x)
 
 
-@contextlib.contextmanager
-def checked_before():
-    """Inside, models take inputs as they are: somebody has looked at them. Looking once more would
-    cost a device a stop, and Keras infers shapes from inputs that it makes up."""
-    token = inside_a_model.set(True)
-    try:
-        yield
-    finally:
-        inside_a_model.reset(token)
-
-
-def to_arrays(inputs):
-    """Lists of rows as arrays, also inside of dicts."""
-    if isinstance(inputs, dict):
-        return {key: to_arrays(value) for key, value in inputs.items()}
-    return np.asarray(inputs) if isinstance(inputs, (list, tuple)) else inputs
-
-
-def with_special_ids(config, tokenizer, size_field="vocabulary_size"):
-    """The config with ids that it leaves open taken from the tokenizer; they must agree."""
-    if tokenizer is None:
-        return config
-    changes = {}
-    for name, theirs in (
-        *((name, getattr(tokenizer, name, None)) for name in ("pad_id", "bos_id", "eos_id")),
-        (size_field, getattr(tokenizer, "vocabulary_size", None)),
-    ):
-        mine = getattr(config, name)
-        if mine is None and name != "pad_id":
-            changes[name] = theirs
-        elif theirs is not None and mine != theirs:
-            raise ValueError(f"{name} must be the tokenizer's, {theirs}, got config.{name}={mine}")
-    return config.replace(**changes)
-
-
-def refuse_leftovers(model, path):
-    """ValueError if a file holds more weights than the model has, before any is loaded."""
-    names = []
-    with h5py.File(path) as file:
-        file.visititems(lambda name, item: names.append(name) if hasattr(item, "shape") else None)
-    names = [name for name in names if not name.startswith("optimizer/")]
-    if len(names) > len(model.weights):
-        parts = dict.fromkeys(name.split("/")[0] for name in names)
-        extra = [part for part in parts if getattr(model, part, None) is None]
-        counts = f"the model has {len(model.weights)} weights, the file {len(names)}"
-        raise ValueError(f"weights must all have a place: {counts}; without one: {extra}")
+def forward(model, inputs):
+    return model(inputs, training=False)

@@ -2,9 +2,8 @@
 
 from kformer import masks
 from kformer.layers.attention import look, without_padding
-from kformer.models.base import with_special_ids
 from kformer.models.decoding import Generates
-from kformer.models.inputs import describe, unpack
+from kformer.models.inputs import describe, unpack, with_special_ids
 from kformer.models.stack import kept_slots
 from kformer.text.foreign import adapt
 

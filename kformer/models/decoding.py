@@ -10,8 +10,7 @@ from kformer import masks
 from kformer.cache import NOTHING, BlockCache
 from kformer.generation import asking, drafting
 from kformer.generation.functions import Functions
-from kformer.models.base import checked_before
-from kformer.models.inputs import align, in_batches, to_rows, up_to_bucket
+from kformer.models.inputs import align, checked_before, in_batches, to_rows, up_to_bucket
 
 
 def compilations(model):

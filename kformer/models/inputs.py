@@ -4,13 +4,27 @@ Inside a compiled step nothing can be raised any more, so batches are checked on
 they enter. Letters: B batch, T tokens.
 """
 
+import contextlib
+
 import keras
 import numpy as np
 
 from kformer import backend, masks
 from kformer.config import check_whole
+from kformer.layers.embedding import inside_a_model
 
 OPTIONAL = ("padding_mask", "positions", "segments", "prefix", "token_types")
+
+
+@contextlib.contextmanager
+def checked_before():
+    """Inside, models take inputs as they are: somebody has looked at them. Looking once more would
+    cost a device a stop, and Keras infers shapes from inputs that it makes up."""
+    token = inside_a_model.set(True)
+    try:
+        yield
+    finally:
+        inside_a_model.reset(token)
 
 
 def unpack(inputs):
@@ -131,6 +145,13 @@ def check_labels(labels, classes, shape=None):
         raise ValueError(f"labels must be below {classes}, got {array.max()}")
 
 
+def to_arrays(inputs):
+    """Lists of rows as arrays, also inside of dicts."""
+    if isinstance(inputs, dict):
+        return {key: to_arrays(value) for key, value in inputs.items()}
+    return np.asarray(inputs) if isinstance(inputs, (list, tuple)) else inputs
+
+
 def to_inputs(given, tokenizer, config):
     """Texts or lists of ids as padded inputs; arrays and dicts as they are."""
     if not isinstance(given, (str, list, tuple)):
@@ -181,3 +202,20 @@ def in_batches(rows, size):
         numbers = order[first : first + size]
         batch = [rows[i] for i in numbers]
         yield numbers, batch + batch[:1] * (size - len(batch))
+
+
+def with_special_ids(config, tokenizer, size_field="vocabulary_size"):
+    """The config with ids that it leaves open taken from the tokenizer; they must agree."""
+    if tokenizer is None:
+        return config
+    changes = {}
+    for name, theirs in (
+        *((name, getattr(tokenizer, name, None)) for name in ("pad_id", "bos_id", "eos_id")),
+        (size_field, getattr(tokenizer, "vocabulary_size", None)),
+    ):
+        mine = getattr(config, name)
+        if mine is None and name != "pad_id":
+            changes[name] = theirs
+        elif theirs is not None and mine != theirs:
+            raise ValueError(f"{name} must be the tokenizer's, {theirs}, got config.{name}={mine}")
+    return config.replace(**changes)

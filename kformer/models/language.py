@@ -9,9 +9,15 @@ from kformer import backend, masks
 from kformer.layers.add_norm import make_norm
 from kformer.layers.feedforward import Project, activate
 from kformer.layers.heads import Bias
-from kformer.models.base import checked_before
 from kformer.models.decoding import Generates
-from kformer.models.inputs import align, real_tokens, to_inputs, unpack, up_to_bucket
+from kformer.models.inputs import (
+    align,
+    checked_before,
+    real_tokens,
+    to_inputs,
+    unpack,
+    up_to_bucket,
+)
 from kformer.models.seq2seq import Seq2Seq, with_target_ids
 from kformer.models.stack import Decoder, Encoder
 from kformer.models.tasks import Task
@@ -152,9 +158,9 @@ class CausalLM(Generates, LanguageModel):
         if not isinstance(self.tokenizer, Tokenizer):
             raise ValueError(f"chat needs a kformer.Tokenizer, got tokenizer={self.tokenizer}")
         stop = options.pop("stop", None)
-        stop = [] if stop is None else [stop] if isinstance(stop, str | int) else [*stop]
+        stops = [stop] if isinstance(stop, str | int | np.integer) else [*(stop or [])]
         ids = self.tokenizer.encode_chat(messages)
-        stops = [*stop, *self.tokenizer.chat.stops]
+        stops += self.tokenizer.chat.stops
         request, _ = self.asked(max_new_tokens, {**options, "stop": stops})
         return self.answers(request, "", [ids])
 
@@ -195,11 +201,12 @@ class MaskedLM(LanguageModel):
         parts = text.split("[MASK]")
         if len(parts) < 2:
             raise ValueError(f"text must have a [MASK], got {text!r}")
-        ids, places = [], []
+        before, after = tokenizer.template or ([], [])
+        ids, places = [*before], []
         for part in parts:  # the space before a word is part of its token
             ids += [*tokenizer.encode(part.rstrip() if part is not parts[-1] else part), 0]
             places.append(len(ids) - 1)
-        ids, places = np.array([ids[:-1]]), places[:-1]
+        ids, places = np.array([[*ids[:-1], *after]]), places[:-1]
         ids[0, places] = tokenizer.mask_id
         logits = self.predict_on_batch(ids)[0, places].astype("float64")
         chances = np.exp(logits - logits.max(axis=-1, keepdims=True))

@@ -9,7 +9,7 @@ from keras import ops
 from kformer import backend
 from kformer.config import check_whole
 from kformer.data.ragged import Ragged, bucket_edges
-from kformer.models.inputs import align
+from kformer.models.inputs import align, checked_before
 from kformer.models.stack import Stack
 
 POOLINGS = ("mean", "first", "last")
@@ -89,5 +89,6 @@ def shares(real, pooling):
 
 
 def pooled(model, ids, real, weights):
-    hidden = model({"ids": ids, "padding_mask": real}, training=False)
+    with checked_before():  # a row of no token is no mistake here
+        hidden = model({"ids": ids, "padding_mask": real}, training=False)
     return ops.einsum("bt,btd->bd", weights, ops.cast(hidden, "float32"))

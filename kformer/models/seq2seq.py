@@ -1,8 +1,8 @@
 """The encoder-decoder. Letters: B batch, S source tokens, T target tokens, D width."""
 
 from kformer.config import Config
-from kformer.models.base import Transformer, with_special_ids
-from kformer.models.inputs import describe
+from kformer.models.base import Transformer
+from kformer.models.inputs import describe, with_special_ids
 from kformer.models.stack import Decoder, Encoder
 from kformer.serialization import child_policy, register
 from kformer.text.foreign import adapt

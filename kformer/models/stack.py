@@ -2,7 +2,7 @@
 
 from keras import ops, tree
 
-from kformer import backend, masks
+from kformer import kernels, masks
 from kformer.layers.add_norm import make_dropout, make_norm
 from kformer.layers.attention import look, without_padding
 from kformer.layers.blocks import DecoderBlock, EncoderBlock, position_bias
@@ -125,7 +125,7 @@ class Stack(Transformer):
             )
             return (y, *new, *losses)
 
-        y, *rest = backend.recomputed(pure, x, *weights, *(leaves[i] for i in floating))
+        y, *rest = kernels.recomputed(pure, x, *weights, *(leaves[i] for i in floating))
         for variable, value in zip(block.non_trainable_variables, rest, strict=False):
             variable.assign(value)
         for loss in rest[len(states) :]:

@@ -8,7 +8,7 @@ from kformer.layers.feedforward import Project
 from kformer.layers.heads import Pooling
 from kformer.models.base import Transformer
 from kformer.models.inputs import align, in_batches, real_tokens, to_rows, unpack, up_to_bucket
-from kformer.models.stack import Encoder
+from kformer.models.stack import Decoder, Encoder
 from kformer.serialization import child_policy, register
 from kformer.training.losses import TokenCrossentropy
 from kformer.training.metrics import TokenAccuracy
@@ -59,7 +59,9 @@ class Task(Transformer):
 class Classifier(Task):
     """What the two classifiers share."""
 
-    def __init__(self, config, num_classes, class_names, tokenizer, remat, **kwargs):
+    def __init__(
+        self, config, num_classes, class_names, causal, use_bias, tokenizer, remat, **kwargs
+    ):
         super().__init__(config, tokenizer=tokenizer, remat=remat, **kwargs)
         if isinstance(num_classes, bool) or not isinstance(num_classes, int) or num_classes < 2:
             raise ValueError(f"num_classes must be a whole number above 1, got {num_classes!r}")
@@ -68,10 +70,18 @@ class Classifier(Task):
             raise ValueError(f"class_names must have one name per class, got {got}")
         class_names = None if class_names is None else [str(name) for name in class_names]
         self.num_classes = self.num_labels = num_classes
-        self.class_names = class_names
-        self._arguments.update({"num_classes": num_classes, "class_names": class_names})
-        dtype = child_policy(self)
-        self.classifier = Project(num_classes, name="classifier", dtype=dtype)
+        self.class_names, self.causal = class_names, causal
+        given = {"num_classes": num_classes, "class_names": class_names, "causal": causal}
+        self._arguments.update(given)
+        named = dict(name="classifier", dtype=child_policy(self))
+        self.classifier = Project(num_classes, use_bias=use_bias, **named)
+
+    def make_backbone(self, pooler, remat):
+        """An encoder, or a decoder: then a token sees the earlier ones only."""
+        config = self.config.replace(pooler=pooler)
+        self.backbone = (Decoder if self.causal else Encoder)(
+            config, remat=remat, dtype=child_policy(self)
+        )
 
 
 @register
@@ -84,6 +94,8 @@ class TextClassifier(Classifier):
         pooling: how hidden states become one vector: "mean", "first" (through the pooler, if
             the config has one), "last" or "attention".
         class_names: kept with the model.
+        causal: tokens see only earlier ones, as in a language model that became a classifier, and
+            the logits have no bias; "last" is the pooling for it.
         tokenizer, remat: as in `Encoder`.
     """
 
@@ -95,22 +107,22 @@ class TextClassifier(Classifier):
         num_classes,
         pooling="mean",
         class_names=None,
+        causal=False,
         tokenizer=None,
         remat=None,
         **kwargs,
     ):
         kwargs.setdefault("name", "text_classifier")
-        super().__init__(config, num_classes, class_names, tokenizer, remat, **kwargs)
+        given = config, num_classes, class_names, causal, not causal, tokenizer, remat
+        super().__init__(*given, **kwargs)
         self._arguments["pooling"] = pooling
-        dtype = child_policy(self)
-        self.pooling = Pooling(pooling, name="pooling", dtype=dtype)
-        config = self.config.replace(pooler=self.config.pooler and pooling == "first")
-        self.backbone = Encoder(config, remat=remat, dtype=dtype)
+        self.pooling = Pooling(pooling, name="pooling", dtype=child_policy(self))
+        self.make_backbone(self.config.pooler and pooling == "first" and not causal, remat)
         self.build()
 
     def head_logits(self, hidden, inputs, training):
         x = self.pooling(hidden, real_tokens(inputs, self.config))
-        if self.backbone.pooler is not None:
+        if self.backbone.config.pooler:
             x = self.backbone.pooler(x)
         return self.classifier(x)
 
@@ -150,13 +162,23 @@ class TokenClassifier(Classifier):
 
     Args:
         config, num_classes, class_names, tokenizer, remat: as in `TextClassifier`.
+        causal: tokens see only earlier ones.
     """
 
-    def __init__(self, config, num_classes, class_names=None, tokenizer=None, remat=None, **kwargs):
+    def __init__(
+        self,
+        config,
+        num_classes,
+        class_names=None,
+        causal=False,
+        tokenizer=None,
+        remat=None,
+        **kwargs,
+    ):
         kwargs.setdefault("name", "token_classifier")
-        super().__init__(config, num_classes, class_names, tokenizer, remat, **kwargs)
-        config = self.config.replace(pooler=False)
-        self.backbone = Encoder(config, remat=remat, dtype=child_policy(self))
+        given = config, num_classes, class_names, causal, True, tokenizer, remat
+        super().__init__(*given, **kwargs)
+        self.make_backbone(False, remat)
         self.build()
 
     def head_logits(self, hidden, inputs, training):

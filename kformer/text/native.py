@@ -2,7 +2,6 @@
 then. The library trusts its files; whatever it raises, panics included, is one ValueError."""
 
 import contextlib
-import json
 
 from kformer import files
 from kformer.config import check_whole
@@ -24,13 +23,13 @@ def native_errors():
 
 
 def read_content(json_text):
-    """The parsed file, without limits for batches, which are made elsewhere."""
+    """The file, parsed and checked."""
     content = files.parse_json(json_text, "a tokenizer file")
     if not isinstance(content, dict):
         got = type(content).__name__
         raise ValueError(f"a tokenizer file must hold one JSON object, got {got}")
     check_limits(content)
-    return {**content, "truncation": None, "padding": None}
+    return content
 
 
 def check_limits(content):
@@ -45,12 +44,15 @@ def check_limits(content):
         raise ValueError("padding in a tokenizer file must be to at least 1 token, got 0")
 
 
-def load_native(content):
-    """The library's tokenizer, to which a text that spells a special token is plain text."""
+def load_native(json_text):
+    """The library's tokenizer, to which a text that spells a special token is plain text. It
+    neither cuts nor pads: batches are made elsewhere."""
     import tokenizers
 
     with native_errors():
-        native = tokenizers.Tokenizer.from_str(json.dumps(content))
+        native = tokenizers.Tokenizer.from_str(json_text)
+        native.no_truncation()
+        native.no_padding()
         native.encode_special_tokens = True
         native.encode_batch_fast(["Probe 1: ^ \u00e9\n"])
     return native

@@ -53,7 +53,7 @@ class Tokenizer:
 
     def __init__(self, json_text, special_ids=None, vocabulary_size=None, chat_template=None):
         content = read_content(json_text)
-        self.native = load_native(content)
+        self.native = load_native(json_text)
         added = content.get("added_tokens") or []
         self.vocabulary_size = checked_size(self.native, added, vocabulary_size)
         check_specials(special_ids or {}, self.vocabulary_size)

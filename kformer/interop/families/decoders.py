@@ -8,7 +8,12 @@ from kformer.interop.rotary import read_rotary, write_rotary
 SIDE_BY_SIDE = " ".join(f"block_{{i}}/self_attention/{name}" for name in ("query", "key", "value"))
 GPT2 = Family(
     model_type="gpt2",
-    architectures={"GPT2LMHeadModel": "causal_lm", "GPT2Model": "decoder"},
+    architectures={
+        "GPT2LMHeadModel": "causal_lm",
+        "GPT2Model": "decoder",
+        "GPT2ForSequenceClassification": "text_classifier",
+        "GPT2ForTokenClassification": "token_classifier",
+    },
     fields={
         "vocabulary_size": ("vocab_size",),
         "num_layers": ("n_layer",),
@@ -44,7 +49,11 @@ GPT2 = Family(
         "block_{i}/feed_forward_norm/before": "h.{i}.ln_2",
         "final_norm": "ln_f",
     },
-    heads={"causal_lm": {"head": "lm_head"}},
+    heads={
+        "causal_lm": {"head": "lm_head"},
+        "text_classifier": {"classifier": "score"},
+        "token_classifier": {"classifier": "classifier"},
+    },
     same=(("transformer.wte.weight", "lm_head.weight"),),
     transposed=False,
     ignored=(r"(transformer\.)?h\.\d+\.attn\.(masked_)?bias",),
@@ -157,12 +166,21 @@ def llama_like(model_type, name, **table):
     """A family of Llama's kin: what is given here differs."""
     given = dict(
         model_type=model_type,
-        architectures={f"{name}ForCausalLM": "causal_lm", f"{name}Model": "decoder"},
+        architectures={
+            f"{name}ForCausalLM": "causal_lm",
+            f"{name}Model": "decoder",
+            f"{name}ForSequenceClassification": "text_classifier",
+            f"{name}ForTokenClassification": "token_classifier",
+        },
         fields=FIELDS,
         must=NO_SOURCE,
         base="model.",
         parts=ATTENTION | FEED_FORWARD,
-        heads={"causal_lm": {"head": "lm_head"}},
+        heads={
+            "causal_lm": {"head": "lm_head"},
+            "text_classifier": {"classifier": "score"},
+            "token_classifier": {"classifier": "score"},
+        },
         same=(("model.embed_tokens.weight", "lm_head.weight"),),
     )
     always = dict(norm="rms", position="rotary", gated=True, use_bias=False)
