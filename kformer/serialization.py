@@ -118,8 +118,9 @@ class Composite:
             config["dtype"] = spelled(keras.dtype_policies.deserialize(config["dtype"]))
         with postponed_build() if parts else contextlib.nullcontext():
             layer = cls(**config)
-        if not layer.trainable:
-            layer.trainable = False  # the parts, too
+        if not layer.trainable:  # each part by itself: Keras may not pass on what is no news
+            for part in layer._flatten_layers(include_self=False):
+                part.trainable = False
         if parts:
             finish(layer, parts)
         return layer

@@ -57,8 +57,8 @@ def merge_lora(model):
         raise ValueError(f"merge_lora needs adapters, got {model.name} without any")
     for layer in layers:
         layer.merge_lora()
-    for root in own_layers(model):
-        root.trainable = True
+    for part in [part for root in own_layers(model) for part in root._flatten_layers()]:
+        part.trainable = True  # each by itself: on TensorFlow one that is already tells no parts
     renew(model)
     return model
 
