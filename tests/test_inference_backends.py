@@ -1,4 +1,4 @@
-"""KERAS_BACKEND=numpy and openvino: models saved here give the same numbers and tokens there."""
+"""KERAS_BACKEND=numpy and openvino: models of torch give the same numbers and tokens there."""
 
 import json
 import os
@@ -9,9 +9,9 @@ from pathlib import Path
 import keras
 import numpy as np
 import pytest
-from support import CASES, Case, close, run
+from support import BACKEND, CASES, Case, close, run
 
-QUICK = [3, 5, 10, 13, 14]  # experts, BERT, Llama, ALiBi with windows, T5; `--deep` takes all
+QUICK = [3, 5, 13, 14]  # experts, BERT, ALiBi with windows, T5; `--deep` takes all
 SIZES = (3, 5), (2, 150)
 # Greedy, drawn, beams, guesses: what changes with the way of decoding.
 WAYS = [
@@ -66,6 +66,7 @@ def child(folder):
         path.with_suffix(".json").write_text(json.dumps(said))
 
 
+@pytest.mark.skipif(BACKEND != "torch", reason="the same on every backend: saved once, by torch")
 @pytest.mark.parametrize("other", ["numpy", "openvino"])
 def test_same_numbers(other, tmp_path, request):
     if other == "openvino":
