@@ -34,7 +34,7 @@ def test_snippets(number, tmp_path, monkeypatch):
 
 
 def test_there_are_snippets():
-    assert len(SNIPPETS) == 5 and len(COMMANDS) == 5
+    assert len(SNIPPETS) == 6 and len(COMMANDS) == 5
 
 
 @pytest.mark.parametrize("command", COMMANDS)
