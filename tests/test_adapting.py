@@ -217,7 +217,10 @@ def test_frozen_stays_frozen(tmp_path):
     [
         (dict(rank=0), "rank must be a whole number above 0, got 0"),
         (dict(rank=True), "rank must be a whole number above 0, got True"),
-        (dict(rank=1, alpha=-1), "alpha must be above 0, got -1"),
+        (dict(rank=1, alpha=-1), "alpha must be a number above 0, got -1"),
+        (dict(rank=1, alpha="4"), "alpha must be a number above 0, got '4'"),
+        (dict(rank=1, target="["), r"chosen by a regular expression or a function, got '\['"),
+        (dict(rank=1, target=["query"]), "chosen by a regular expression or a function"),
         (dict(rank=1, target="nowhere"), "of .*query/kernel and 10 more, got 'nowhere'"),
         (dict(rank=1, trainable="nowhere"), "must match a weight of .*, got 'nowhere'"),
         (dict(rank=1, target="feed_forward"), r"2-D, got .*/up, .*/gate, .*/down.* \(experts"),
@@ -245,3 +248,11 @@ def test_refused_models():
         kformer.enable_lora(float8, 2)
     with pytest.raises(ValueError, match="needs a built model with projections, got sequential"):
         kformer.enable_lora(keras.Sequential([keras.layers.Dense(2)]), 2)
+
+
+def test_adapters_are_given_once():
+    """A second time would freeze the first ones, and their file has one rank and one alpha."""
+    model = kformer.CausalLM(config())
+    kformer.enable_lora(model, 2, "query")
+    with pytest.raises(ValueError, match="adapters are given once: merge_lora first"):
+        kformer.enable_lora(model, 2, "value")

@@ -1,11 +1,15 @@
 """Import and export of every family: what transformers computes, kformer computes, and back."""
 
+import json
+import shutil
+
 import numpy as np
 import peers
 import pytest
 
 import kformer
 from kformer import backend
+from kformer.interop.checkpoint import Checkpoint
 from kformer.interop.families import FAMILIES
 from kformer.interop.header import CheckpointError
 
@@ -247,17 +251,62 @@ def test_classifiers_without_a_counterpart(folder, tmp_path):
 
 def test_ties_that_do_not_hold(folder, tmp_path):
     """What config.json ties must be one table, or equal ones; what it does not, must be there."""
-    import json
-    import shutil
-
-    def changed(family, tied):
-        shutil.copytree(folder(family), tmp_path / family)
-        path = tmp_path / family / "config.json"
-        config = json.loads(path.read_text()) | {"tie_word_embeddings": tied}
-        path.write_text(json.dumps(config))
-        return tmp_path / family
-
     with pytest.raises(CheckpointError, match="lm_head.weight must be equal to model.embed_tokens"):
-        kformer.from_hf(changed("llama", True))
+        kformer.from_hf(rewritten(folder("llama"), tmp_path / "a", tie_word_embeddings=True))
     with pytest.raises(CheckpointError, match="1 missing: 'lm_head.weight'"):
-        kformer.from_hf(changed("gemma", False))
+        kformer.from_hf(rewritten(folder("gemma"), tmp_path / "b", tie_word_embeddings=False))
+
+
+def rewritten(folder, target, **changes):
+    """A copy of a checkpoint with other values in config.json."""
+    shutil.copytree(folder, target)
+    path = target / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    return target
+
+
+def test_padding_that_ends_texts(folder, tmp_path):
+    """Where both are one id, a language model has no padding, and a classifier pools by it."""
+    same = rewritten(folder("llama"), tmp_path / "a", pad_token_id=2, eos_token_id=2)
+    assert kformer.from_hf(same).config.pad_id is None
+    classifier = kformer.from_hf(same, task="text_classifier", num_classes=2)
+    assert classifier.config.pad_id == 2
+
+
+def test_what_stops_a_load_stops_no_other(folder, monkeypatch):
+    """Also Ctrl-C: Keras' list of what has no value yet is gone through to its end."""
+    read = Checkpoint.read
+
+    def stopped(self, name):
+        if "layers.1" in name:
+            raise KeyboardInterrupt
+        return read(self, name)
+
+    monkeypatch.setattr(Checkpoint, "read", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        kformer.from_hf(folder("llama"))
+    monkeypatch.undo()
+    compare(kformer.from_hf(folder("llama")), peers.peer("llama"))
+
+
+def test_keys_that_are_passed_over(folder, tmp_path):
+    more = dict(is_llama_config=True, rope_interleaved=False, my_rope_parameters=1)
+    odd = rewritten(folder("llama"), tmp_path / "a", **more)
+    with pytest.raises(
+        CheckpointError, match="known keys only, got .'my_rope_parameters'.; ignore"
+    ):
+        kformer.from_hf(odd)
+    for ignore in ("my_rope_parameters", ["my_rope_parameters"]):
+        assert kformer.from_hf(odd, ignore=ignore).config.rotary_base == 500.0
+
+
+def test_over_an_earlier_export(folder, tmp_path):
+    """A second export takes the place of the first, and of nothing else."""
+    model = kformer.from_hf(folder("gpt2"))
+    for _ in range(2):
+        kformer.to_hf(model, tmp_path / "out")
+    (tmp_path / "out" / "notes.txt").write_text("mine")
+    with pytest.raises(ValueError, match="must be new, empty or an earlier export, got notes.txt"):
+        kformer.to_hf(model, tmp_path / "out")
+    with pytest.raises(ValueError, match="num_classes must be a whole number above 1, got 0"):
+        kformer.from_hf(folder("bert"), task="text_classifier", num_classes=0)

@@ -170,6 +170,7 @@ def test_byte_pairs(tmp_path):
         assert ids == trained.encode(text) and model.tokenizer.decode(ids) == text
     assert (model.tokenizer.bos_id, model.tokenizer.eos_id) == (1, 2)
     assert isinstance(model.generate("to be", 5), str)
+    assert model.encode_prompts(["to be"]) == [trained.encode("to be")]  # no bos unless it is said
 
 
 def test_sentence_pieces(tmp_path):
@@ -190,3 +191,4 @@ def test_sentence_pieces(tmp_path):
         ids = model.tokenizer.encode(text)
         assert ids == native.encode(text).ids, text
         assert model.tokenizer.decode(ids) == text
+    assert model.encode_prompts(["to be"])[0][0] == 1

@@ -70,6 +70,10 @@ def save_adapters(model, folder):
         array = backend.to_numpy(weight)
         tensors[tensor] = array.T if turned else array
     first = next(iter(layers.values()))
+    if any(
+        (x.lora_rank, x.lora_alpha) != (first.lora_rank, first.lora_alpha) for x in layers.values()
+    ):
+        raise ValueError("save_adapters needs one rank and one alpha for all adapters, got several")
     config = {
         "peft_type": "LORA",
         "task_type": TASKS.get(type(model).__name__),
@@ -102,6 +106,7 @@ def load_adapters(model, folder):
     shapes = expected_shapes(layers, heads, config["r"])
     checkpoint = Checkpoint.open(folder, file=WEIGHTS)
     checkpoint.check(shapes)
+    values = {name: checkpoint.read(name) for name in shapes}  # all of them, before any is set
     if not adapted(model):
         kernels = {layer._kernel.path for layer in layers.values()}
         saved = {weight.path for weight, _ in head_weights(heads).values()}
@@ -110,10 +115,9 @@ def load_adapters(model, folder):
     for name, layer in layers.items():
         layer.lora_alpha = config["lora_alpha"]
         for tensor, weight in zip(adapter_names(name), adapters_of(layer), strict=True):
-            weight.assign(checkpoint.read(tensor).T)
+            weight.assign(values[tensor].T)
     for tensor, (weight, turned) in head_weights(heads).items():
-        array = checkpoint.read(tensor)
-        weight.assign(array.T if turned else array)
+        weight.assign(values[tensor].T if turned else values[tensor])
     return model
 
 

@@ -37,7 +37,7 @@ def enable_lora(model, rank, target=None, alpha=None, trainable=None):
     """
     check_numbers(rank, alpha)
     layers = chosen(model, target)
-    refuse_unable(layers)
+    refuse_unable(model, layers)
     kept = [*layers, *heads(model, trainable)]
     for root in own_layers(model):
         freeze(root, {id(layer) for layer in kept})
@@ -79,13 +79,20 @@ def kernel_path(layer):
 def check_numbers(rank, alpha):
     if isinstance(rank, bool) or not isinstance(rank, int) or rank < 1:
         raise ValueError(f"rank must be a whole number above 0, got {rank!r}")
-    if alpha is not None and not alpha > 0:
-        raise ValueError(f"alpha must be above 0, got {alpha!r}")
+    is_number = isinstance(alpha, int | float) and not isinstance(alpha, bool)
+    if alpha is not None and not (is_number and alpha > 0):
+        raise ValueError(f"alpha must be a number above 0, got {alpha!r}")
 
 
 def matcher(rule):
     """A function of paths, from one or from a regular expression."""
-    return rule if callable(rule) else re.compile(rule).search
+    if callable(rule):
+        return rule
+    try:
+        return re.compile(rule).search
+    except (TypeError, re.error) as error:
+        rule = f"weights must be chosen by a regular expression or a function, got {rule!r}"
+        raise ValueError(f"{rule}: {error}") from None
 
 
 def chosen(model, target):
@@ -120,8 +127,8 @@ def other_matrices(model, layers):
                 yield part.path + "/kernel"
 
 
-def refuse_unable(layers):
-    if done := [kernel_path(layer) for layer in layers if layer.lora_enabled]:
+def refuse_unable(model, layers):
+    if done := [kernel_path(layer) for layer in adapted(model)]:
         rule = "adapters are given once: merge_lora first"
         raise ValueError(f"{rule}, got adapters on {listed(done)}")
     modes = sorted({str(layer.quantization_mode) for layer in layers} - {str(m) for m in BASES})

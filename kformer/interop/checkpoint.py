@@ -24,6 +24,11 @@ from kformer.interop.header import (
 
 WEIGHTS = "model.safetensors"
 INDEX = WEIGHTS + ".index.json"
+# What stands beside them in an export.
+TEXTS = (
+    "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
+    "chat_template.jinja",
+)  # fmt: skip
 MAX_CONFIG = 2**20
 MAX_INDEX = 2**22
 MAX_SHARDS = 1000
@@ -261,7 +266,7 @@ def check_replaceable(folder, texts):
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"a checkpoint must be written to a folder, got the file {folder}")
     there = sorted(folder.iterdir()) if folder.is_dir() else []
-    ours = {"config.json", "generation_config.json", INDEX, *texts}
+    ours = {INDEX, *TEXTS, *texts}
     more = [path.name for path in there if path.name not in ours and not is_export(path)]
     if more or there and not any(is_export(path) for path in there):
         got = more or [path.name for path in there]

@@ -43,16 +43,17 @@ SILENT = set(
     diversity_penalty do_sample dtype early_stopping embd_pdrop encoder_layerdrop
     encoder_no_repeat_ngram_size exponential_decay_length_penalty finetuning_task
     forced_bos_token_id forced_eos_token_id gradient_checkpointing id2label init_std
-    initializer_factor initializer_range is_gated_act label2id layerdrop length_penalty
-    mask_token_id max_length max_new_tokens min_length model_type n_ctx name_or_path
-    no_repeat_ngram_size num_beam_groups num_beams num_labels num_return_sequences
-    output_attentions output_hidden_states output_past output_router_logits output_scores
-    prefix pretraining_tp problem_type qa_dropout remove_invalid_values
-    reorder_and_upcast_attn repetition_penalty return_dict return_dict_in_generate
-    router_jitter_noise sep_token_id seq_classif_dropout summary_activation
-    summary_first_dropout summary_proj_to_labels summary_type summary_use_proj suppress_tokens
-    task_specific_params temperature tokenizer_class top_k top_p torch_dtype torchscript
-    transformers_version typical_p unk_token_id use_bfloat16 use_cache
+    initializer_factor initializer_range is_gated_act is_llama_config label2id layerdrop
+    length_penalty mask_token_id max_length max_new_tokens min_length model_type n_ctx
+    name_or_path no_repeat_ngram_size num_beam_groups num_beams num_labels
+    num_return_sequences output_attentions output_hidden_states output_past
+    output_router_logits output_scores prefix pretraining_tp problem_type qa_dropout
+    remove_invalid_values reorder_and_upcast_attn repetition_penalty return_dict
+    return_dict_in_generate router_jitter_noise sep_token_id seq_classif_dropout
+    summary_activation summary_first_dropout summary_proj_to_labels summary_type
+    summary_use_proj suppress_tokens task_specific_params temperature tokenizer_class top_k
+    top_p torch_dtype torchscript transformers.js_config transformers_version typical_p
+    unk_token_id use_bfloat16 use_cache
     """.split()
 )
 # What would make another model of it, wherever it is said.
@@ -64,6 +65,8 @@ NEUTRAL = {
     "tie_encoder_decoder": (False,),
     "add_cross_attention": (False,),
     "is_decoder": (False,),
+    "rope_interleaved": (False,),
+    "use_mrope": (False,),
 }
 
 
@@ -119,6 +122,7 @@ class Family:
 
     def read_config(self, hf, task, ignore=()):
         """The Config of the object in config.json; what it does not know, it refuses."""
+        ignore = (ignore,) if isinstance(ignore, str) else tuple(ignore)
         rest = {key: value for key, value in hf.items() if key not in ignore}
         fields = dict(self.always)
         for name, (key, *default) in self.fields.items():
@@ -126,7 +130,7 @@ class Family:
                 raise CheckpointError(f"config.json must say {key!r}, got {brief(sorted(hf))}")
             value = rest.pop(key, *default)
             if name in ("bos_id", "eos_id") and isinstance(value, list) and value:
-                value = [checked(name, item) for item in value][0]  # the others: for `generate`
+                value = [checked(name, item) for item in value][0]  # a Config has one
             if name == "activation":
                 value = read_activation(key, value)
             missing = value is None and default == [None]

@@ -13,7 +13,7 @@ import numpy as np
 from kformer.interop.checkpoint import Checkpoint
 from kformer.interop.families.decoders import GPT2, LLAMA, SIDE_BY_SIDE
 from kformer.interop.header import CheckpointError, Tensor, brief, refusing
-from kformer.interop.loading import MODELS, Head, Plan, made_with
+from kformer.interop.loading import MODELS, Head, Plan, made_with, without_pad
 from kformer.text import Tokenizer
 
 BLOCK = {
@@ -80,6 +80,7 @@ CUTS = {
     "qwen2": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
 }
+SPELLING = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False}
 CONTROL, SPOKEN_FOR = 3, 4  # kinds of tokens: special, and added by whoever trained
 
 
@@ -97,7 +98,7 @@ def from_gguf(path, dtype=None, allow_nonfinite=False):
     with refusing():
         file = GgufFile(path, allow_nonfinite)
         family = FAMILIES[file.kind]
-        config = family.read_config(file.config(), "causal_lm")
+        config = without_pad(family.read_config(file.config(), "causal_lm"), "causal_lm")
         plan = Plan(family, config, "causal_lm", file, Head({}))
         tokenizer = file.tokenizer(config)
         if tokenizer is not None and config.pad_id is None:
@@ -214,6 +215,9 @@ class GgufFile(Checkpoint):
             for i, k in enumerate(kinds)
             if k in (CONTROL, SPOKEN_FOR)
         ]
+        begins = kind == "llama" or cut == "llama-bpe"
+        if not self.said("tokenizer.ggml.add_bos_token", bool, begins):
+            content["post_processor"] = SPELLING | {"use_regex": True}  # which adds nothing
         special = {name: getattr(config, f"{name}_id") for name in ("pad", "bos", "eos")}
         special = {name: number for name, number in special.items() if number is not None}
         template = self.said("tokenizer.chat_template", str)
@@ -227,8 +231,7 @@ def added(number, token, special):
 
 def byte_pairs(tokens, merges, cut):
     """tokenizer.json of byte-level pairs; cut: the expression that cuts texts, None = GPT-2's."""
-    spelling = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False}
-    before = spelling | {"use_regex": cut is None}
+    before = SPELLING | {"use_regex": cut is None}
     if cut is not None:
         split = {
             "type": "Split",
@@ -238,7 +241,7 @@ def byte_pairs(tokens, merges, cut):
         }
         before = {"type": "Sequence", "pretokenizers": [split, before]}
     model = {"type": "BPE", "vocab": {t: i for i, t in enumerate(tokens)}, "merges": merges or []}
-    return {"model": model, "pre_tokenizer": before, "decoder": spelling | {"use_regex": True}}
+    return {"model": model, "pre_tokenizer": before, "decoder": SPELLING | {"use_regex": True}}
 
 
 def sentence_pieces(tokens, scores):

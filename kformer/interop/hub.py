@@ -11,19 +11,12 @@ import re
 from pathlib import Path
 
 from kformer import files
-from kformer.interop.checkpoint import INDEX, WEIGHTS, contained, shards_of
+from kformer.interop.checkpoint import INDEX, TEXTS, WEIGHTS, contained, shards_of
 from kformer.interop.header import CheckpointError, brief, refusing
 
 ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?")
 MAX_ID = 96
-SMALL = (
-    "config.json",
-    "generation_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "chat_template.jinja",
-    INDEX,
-)
+SMALL = (*TEXTS, INDEX)
 
 
 def folder_of(source):

@@ -55,12 +55,20 @@ def from_hf(source, task=None, *, num_classes=None, class_names=None, dtype=None
         hf = read_config(folder)
         family = family_of(hf)
         task = check_task(family, hf, task)
-        config = family.read_config(hf, task, ignore)
+        config = without_pad(family.read_config(hf, task, ignore), task)
         head = head_of(family, task, hf, num_classes, class_names)
         plan = Plan(family, config, task, Checkpoint.open(folder, allow_nonfinite), head)
         config, tokenizer = with_tokenizer(plan.config, folder)
     given = dict(tokenizer=tokenizer, dtype=dtype, **plan.arguments)
     return made_with(plan.values(), lambda: MODELS[task](config, **given))
+
+
+def without_pad(config, task):
+    """Where padding has the id that ends texts, taking it for padding would hide their ends.
+    Classifiers are told by it where a text ends."""
+    if task in ("causal_lm", "decoder") and config.pad_id in (config.bos_id, config.eos_id):
+        return config.replace(pad_id=None)
+    return config
 
 
 def with_tokenizer(config, folder):
@@ -114,7 +122,8 @@ def head_of(family, task, hf, num_classes, class_names):
     is_new = num_classes is not None or class_names is not None
     if not is_new:
         class_names = class_names_in(hf)
-    arguments = dict(num_classes=num_classes or len(class_names), class_names=class_names)
+    number = len(class_names) if num_classes is None else num_classes
+    arguments = dict(num_classes=number, class_names=class_names)
     arguments["causal"] = family.is_causal
     if task == "text_classifier":
         arguments["pooling"] = "last" if family.is_causal else "first"
@@ -258,19 +267,19 @@ def made_with(values, make):
     def initializer(read):
         def give(shape, dtype=None):
             try:
-                return keras.ops.convert_to_tensor(read(), dtype)
-            except (ValueError, OSError) as error:  # Keras must come to the end of its list
+                if not errors:
+                    return keras.ops.convert_to_tensor(read(), dtype)
+            except BaseException as error:  # Keras must come to the end of its list, or it stays
                 errors.append(error)
-                return keras.ops.zeros(shape, dtype)
+            return keras.ops.zeros(shape, dtype)
 
         return give
 
     with keras.StatelessScope():
         model = make()
-        for variable in model.variables:
-            read = values.get(path_in(model, variable.path))
-            if read is not None:
-                variable._initializer = initializer(read)
+        found = {path_in(model, variable.path): variable for variable in model.variables}
+        for path, read in values.items():
+            found[path]._initializer = initializer(read)
     if errors:
         raise errors[0]
     return model

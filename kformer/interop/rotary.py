@@ -85,4 +85,10 @@ def write_rotary(config):
     if config.rotary_dim and config.rotary_dim != config.head_width:
         out["partial_rotary_factor"] = config.rotary_dim / config.head_width
     length = scaling["original_max_length"] if out["rope_type"] == "dynamic" else config.max_length
-    return {"rope_parameters": out, "max_position_embeddings": length}
+    earlier = {key: value for key, value in out.items() if key != "rope_theta"}
+    return {
+        "rope_parameters": out,
+        "rope_theta": config.rotary_base,  # once more, as transformers 4 reads it
+        "rope_scaling": earlier if scaling else None,
+        "max_position_embeddings": length,
+    }

@@ -26,6 +26,7 @@ def renew(model):
 def chosen(model, mode, config, filters):
     """The layers that `quantize` is about to change; ValueError, before anything has changed,
     that names those that cannot be."""
+    mode = getattr(config, "mode", None) if mode is None else mode
     layers = [part for part in leaves(model) if part.shrinks and passes(part, filters)]
     if mode in CALIBRATED:
         stack = calibrated_stack(model, mode)
