@@ -27,10 +27,10 @@ import numpy as np
 import kformer
 from kformer import layers as parts
 from kformer import runs
-from kformer.backend import put
 from kformer.explorer import draw
 from kformer.generation import asking
 from kformer.generation.functions import Functions
+from kformer.kernels import put
 from kformer.text import corpora
 from kformer.training.callbacks import TranslationScore, translation_scores
 

@@ -65,6 +65,8 @@ class Classifier(Task):
         super().__init__(config, tokenizer=tokenizer, remat=remat, **kwargs)
         if isinstance(num_classes, bool) or not isinstance(num_classes, int) or num_classes < 2:
             raise ValueError(f"num_classes must be a whole number above 1, got {num_classes!r}")
+        if not isinstance(causal, bool):
+            raise ValueError(f"causal must be True or False, got {causal!r}")
         if class_names is not None and len(class_names) != num_classes:
             got = f"{len(class_names)} names for num_classes={num_classes}"
             raise ValueError(f"class_names must have one name per class, got {got}")
@@ -94,9 +96,9 @@ class TextClassifier(Classifier):
         pooling: how hidden states become one vector: "mean", "first" (through the pooler, if
             the config has one), "last" or "attention".
         class_names: kept with the model.
+        tokenizer, remat: as in `Encoder`.
         causal: tokens see only earlier ones, as in a language model that became a classifier, and
             the logits have no bias; "last" is the pooling for it.
-        tokenizer, remat: as in `Encoder`.
     """
 
     per_token = False
@@ -107,9 +109,9 @@ class TextClassifier(Classifier):
         num_classes,
         pooling="mean",
         class_names=None,
-        causal=False,
         tokenizer=None,
         remat=None,
+        causal=False,
         **kwargs,
     ):
         kwargs.setdefault("name", "text_classifier")
@@ -170,9 +172,9 @@ class TokenClassifier(Classifier):
         config,
         num_classes,
         class_names=None,
-        causal=False,
         tokenizer=None,
         remat=None,
+        causal=False,
         **kwargs,
     ):
         kwargs.setdefault("name", "token_classifier")
