@@ -41,11 +41,13 @@ def few_mappings():
             gc.collect()
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(scope="module")
 def quick_collection():
     """Keras collects garbage for every kernel that it quantizes: what is there already is not
-    looked at again."""
+    looked at again, until the module ends."""
     gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)

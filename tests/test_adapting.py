@@ -9,6 +9,8 @@ import kformer
 from kformer import backend, layers
 from kformer.adapters.lora import adapted
 
+pytestmark = pytest.mark.usefixtures("quick_collection")
+
 LLAMA = dict(
     norm="rms", position="rotary", gated=True, activation="silu", num_key_value_heads=2,
     use_bias=False, attention_sinks=True,

@@ -8,6 +8,7 @@ from support import BACKEND, V, close, config, exact, make_model
 import kformer
 from kformer import backend, layers
 
+pytestmark = pytest.mark.usefixtures("quick_collection")
 IDS = np.random.default_rng(0).integers(1, V, (3, 8)).astype("int32")
 LLAMA = dict(norm="rms", position="rotary", gated=True, use_bias=False, attention_sinks=True)
 CASES = {
