@@ -26,7 +26,7 @@ lint: setup
 # Two workers with one thread each; little optimisation, as tiny shapes compile longer than they run.
 # What JAX compiled is kept, for the processes of this run and for the next one. TensorFlow never
 # lets go of what it compiled, so the tests are run in parts.
-PARTS := [a-d] [e-o] [p-z]
+PARTS := [a-c] [d-e] f [g-l] [m-p] [q-s] t
 $(BACKENDS): setup
 	rm -f .coverage.$@
 	@for part in $(PARTS); do \
